@@ -42,6 +42,13 @@ def no_syncs() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def other_people() -> None:
+    """Let each test fit people of its own: what an earlier one fitted is no fit of theirs."""
+    if "privrep.estimators.accounts" in sys.modules:
+        sys.modules["privrep.estimators.accounts"].forget_fits()
+
+
+@pytest.fixture(autouse=True)
 def one_torch_thread() -> None:
     """Tiny products are slower on several threads, and much slower where other processes use these cores."""
     if "torch" in sys.modules:

@@ -76,7 +76,7 @@ def test_every_name_is_there_and_is_what_the_rule_allows() -> None:
             kinds["error"].append(name)
         elif found.__module__ == "privrep.data.synthetic":
             kinds["population"].append(name)
-        elif name in ("PrivacyReport", "PopulationLedger"):
+        elif name in ("PrivacyReport", "PopulationLedger", "WithinUserSplit"):
             kinds["report"].append(name)
         else:
             assert {"predict"} <= set(dir(found)), name

@@ -184,6 +184,7 @@ RULES = {
         _random,
         (
             "privacy/noise.py",
+            "privacy/naming.py",  # names of runs
             "data/synthetic.py",
             "data/synthetic_margin.py",
             "cli/demo.py",  # a synthetic population, made with data/synthetic.py
@@ -337,6 +338,7 @@ GUESSES = {
     ("estimators/checks.py", "feature_names_in_"): "scikit-learn sets it where columns have names",
     ("estimators/clip.py", "weights_"): "scikit-learn's sign that an estimator was fitted",
     ("estimators/network.py", "learned_"): "the same",
+    ("estimators/pipelines.py", "categories"): "scikit-learn's encoders, some of which have declared ones",
     ("multimodal/encoders.py", "config_class"): "classes of transformers: tokenizers have none",
     ("multimodal/encoders.py", "text_config"): "transformers' configurations: some have two inside",
     ("multimodal/encoders.py", "vision_config"): "the same",

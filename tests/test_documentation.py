@@ -26,7 +26,7 @@ from markdown_it import MarkdownIt
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
-from privrep import MissingValues, UnknownUsers, cli
+from privrep import FittedAgain, MissingValues, UnknownUsers, cli
 from privrep.schema.clip import PairsConfig
 
 ROOT = Path(__file__).parents[1]
@@ -65,7 +65,7 @@ def test_what_a_document_shows_runs(page: Path, demo: Path, tmp_path: Path, monk
     blocks = [PythonCodeBlockParser(), SkipParser(), CodeBlockParser("toml", write_file)]
     document = Sybil([*blocks, CodeBlockParser("console", Shell(demo))], path=str(ROOT)).parse(page)
     with warnings.catch_warnings():
-        for expected in (MissingValues, UnknownUsers):
+        for expected in (FittedAgain, MissingValues, UnknownUsers):
             warnings.simplefilter("ignore", expected)
         for example in document.examples():
             with contextlib.suppress(SkipTest):

@@ -49,6 +49,7 @@ if TYPE_CHECKING:  # what type checkers see of the table below
     from privrep.estimators.regression import DPFedAvg as DPFedAvg
     from privrep.estimators.regression import PrivAltMin as PrivAltMin
     from privrep.estimators.regression import PrivateFedRep as PrivateFedRep
+    from privrep.estimators.splitting import WithinUserSplit as WithinUserSplit
     from privrep.heads.personal import MarginHead as MarginHead
     from privrep.heads.personal import PersonalClassifier as PersonalClassifier
     from privrep.heads.personal import PersonalHead as PersonalHead
@@ -91,6 +92,7 @@ _MODULES = {
     "UnknownLabels": "privrep.errors",
     "UnknownUsers": "privrep.errors",
     "WeakPrivacy": "privrep.errors",
+    "WithinUserSplit": "privrep.estimators.splitting",
     "make_class_population": "privrep.data.synthetic",
     "make_population": "privrep.data.synthetic",
     **dict.fromkeys(ESTIMATORS, "privrep.estimators.regression"),  # of registered methods, such as PrivateFedRep

@@ -27,10 +27,16 @@ from sklearn.utils.estimator_checks import (
 
 import privrep
 from privrep.data.synthetic import make_population
-from privrep.errors import InputError, WeakPrivacy
+from privrep.errors import BudgetExceeded, FittedAgain, InputError, WeakPrivacy
 from privrep.estimators import progress
 from privrep.linear.registry import ESTIMATORS
 from privrep.models.inspection import inspect_folder
+from privrep.models.verification import verify
+from privrep.privacy.accounting import compute_epsilon
+from privrep.privacy.billboard import Post
+from privrep.privacy.ledger import Budget, Ledger
+from privrep.privacy.population import PopulationLedger
+from privrep.privacy.shares import Share
 
 try:
     import torch
@@ -284,6 +290,122 @@ def test_a_budget_that_promises_nothing_is_remarked_on(name: str) -> None:
     if name != "CentaurRegressor":  # its fit calls the one of tables
         assert weak[0].filename == __file__
     assert "inf" not in str(weak[0].message)
+
+
+# Fits of the same users
+
+
+@dataclass(frozen=True)
+class People:
+    """A population's ledger with room for one fit and a half, and estimators that draw from it."""
+
+    ledger: PopulationLedger
+    folder: Path
+
+    def make(self, name: str, folder: str = "run", **options: Any) -> Any:
+        drawn = {
+            "delta": 1e-6,
+            "random_state": None,
+            "population": self.ledger.path,
+            "run_folder": self.folder / folder,
+        }
+        return make(name, **{**drawn, **options})
+
+    @property
+    def shares(self) -> list[Share]:
+        return list(self.ledger.read().shares.values())
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> People:
+    return People(PopulationLedger.create(tmp_path / "people.db", epsilon=5.0, delta=1e-6), tmp_path)
+
+
+def fit_nothing(name: str, model: Any) -> None:
+    """Fit what is no data: an error about the budget came before any row was looked at."""
+    given = {"PrivateFactorization": (None, None, None), "Centaur": (None, [1], [0]), "DPClip": ()}
+    if name == "DPClip":
+        fit_pairs(model)  # pairs, of which sizes are public
+        return
+    model.fit(*given.get(name, (None, None, [0])))
+
+
+@every
+def test_a_fit_draws_from_a_population_and_its_books_name_it(name: str, people: People) -> None:
+    model = KINDS[name].fit(people.make(name))
+    (share,) = people.shares
+    assert (share.status, share.users) == ("finished", 40)
+    assert share.what == f"{name}, run folder {people.folder / 'run'}"
+    assert share.events == tuple(event for _, event in model.privacy_.events)
+    assert share.epsilon == pytest.approx(model.privacy_.epsilon)
+    assert model.privacy_.population == (people.ledger.name, share.run)
+    for folder in (people.folder / "run", people.folder / "saved"):
+        if folder.name == "saved":
+            model.save(folder)
+        told = inspect_folder(folder).to_json()
+        assert told["population"] == {"ledger": people.ledger.name, "run": share.run}
+        assert people.ledger.name in told["summary"]["population"]
+        assert any(f"population ledger {people.ledger.name}" in each for each in told["words"]["What is not protected"])
+        found = verify(folder)
+        assert found.good
+        assert f"run {share.run} draws from population ledger {people.ledger.name}" in found.findings[-1].words
+
+
+@every
+def test_a_fit_over_what_is_left_is_refused_before_a_row_is_read(name: str, people: People) -> None:
+    people.ledger.reserve("another", Budget(3.0, 1e-6), "another run")
+    before = people.ledger.path.read_bytes()
+    with pytest.raises(BudgetExceeded, match="the population's budget has no room for this run: epsilon 5 at delta"):
+        fit_nothing(name, people.make(name))
+    assert people.ledger.path.read_bytes() == before
+    assert not (people.folder / "run").exists()
+
+
+@every
+def test_a_simulation_draws_from_no_population(name: str, people: People) -> None:
+    with pytest.raises(InputError, match="a simulation is not private, so it draws nothing from a population ledger"):
+        fit_nothing(name, people.make(name, random_state=0))
+    assert people.shares == []
+    assert not (people.folder / "run").exists()
+
+
+@every
+def test_a_fit_that_was_stopped_goes_on_with_its_reservation(
+    name: str, people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = Ledger.record_posted
+
+    def stop(ledger: Ledger, page: Post, events: Any = None) -> None:
+        if events:
+            raise KeyboardInterrupt
+        record(ledger, page)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "record_posted", stop)
+        with pytest.raises(KeyboardInterrupt):
+            KINDS[name].fit(people.make(name))
+    assert [share.status for share in people.shares] == ["open"]
+    assert people.ledger.read().epsilon == pytest.approx(4.0, rel=1e-4)
+    with pytest.raises(InputError, match=r"draws from the population ledger .*name its file"):
+        KINDS[name].fit(people.make(name, population=None))
+    with pytest.raises(BudgetExceeded, match="1 open runs hold a part of it"):
+        KINDS[name].fit(people.make(name, "another"))
+    model = KINDS[name].fit(people.make(name))
+    (share,) = people.shares
+    assert (share.status, share.events) == ("finished", tuple(event for _, event in model.privacy_.events))
+
+
+@every
+def test_a_process_that_fits_the_same_users_again_is_told_the_sum(name: str) -> None:
+    model = KINDS[name].fit(make(name, random_state=None))
+    KINDS[name].fit(make(name))  # a simulation is no fit of theirs
+    with pytest.warns(FittedAgain, match="this process has made 2 fits of users with these ids") as caught:
+        again = KINDS[name].fit(make(name, random_state=None))
+    (told,) = [str(each.message) for each in caught if each.category is FittedAgain]
+    events = [event for _, event in (*model.privacy_.events, *again.privacy_.events)]
+    total = compute_epsilon(events, model.privacy_.delta)
+    assert f"up to epsilon {total:.4g} at delta {model.privacy_.delta:g}, not {again.privacy_.epsilon:.4g}." in told
+    assert total > again.privacy_.epsilon
 
 
 # The checks of scikit-learn. Those of tables are in test_estimators.py and test_classifier.py

@@ -73,6 +73,7 @@ def test_same_seed_same_model_other_seed_other_model(data, fitted):
     assert not np.allclose(other.representation_, fitted.representation_)
 
 
+@pytest.mark.filterwarnings("ignore::privrep.errors.FittedAgain")
 def test_cryptographic_noise_differs_between_fits(data):
     X, y, groups = data
     a, b = (PrivateFedRep(rank=2, epsilon=5.0).fit(X, y, groups=groups) for _ in range(2))

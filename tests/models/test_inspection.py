@@ -228,6 +228,7 @@ def make_ratings(folder: Path, **options: object) -> None:
     PrivateFactorization(1, epsilon=4.0, run_folder=folder, **options).fit(users, items, values)  # type: ignore[arg-type]
 
 
+@pytest.mark.filterwarnings("ignore::privrep.errors.FittedAgain")
 def test_words_about_ratings(tmp_path: Path) -> None:
     make_ratings(tmp_path / "m")
     found = inspect_folder(tmp_path / "m")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from privrep.cli.federated_demo import Outcome
     from privrep.federated.config import FederateConfig
     from privrep.federated.task import Task
+    from privrep.privacy.population import Account
 
 federate = typer.Typer(
     name="federate",
@@ -94,6 +95,7 @@ def serve(
         note(f"Nodes that may join: {', '.join(node_keys)}")
     from privrep.federated.server import serve as run
 
+    account = _account(population or asked.population, asked.task, out)
     _note_weakness(asked.task)
     again = f"{out} keeps what was done: run the same command to continue; nothing is spent twice, and nodes wait."
     with stoppable(again):
@@ -108,7 +110,7 @@ def serve(
             say=note,
             on_page=_pages(out),
             on_address=lambda host, port: note(f"Listening at {host}:{port}"),
-            account=open_account(population or asked.population, asked.task.seed, f"federation into {out.absolute()}"),
+            account=account,
         )
     _summarise(out, asked.task)
 
@@ -191,9 +193,9 @@ def simulate(
 
     _note_weakness(asked.task)
     again = f"{out} keeps what was done: run the same command to continue; nothing is spent twice."
+    account = _account(population or asked.population, asked.task, out)
     with tempfile.TemporaryDirectory(prefix="privrep-") as scratch, stoppable(again):
         files = data if len(data) > 1 else _dealt(data[0], asked.task, nodes or 3, Path(scratch))
-        account = open_account(population or asked.population, asked.task.seed, f"federation into {out.absolute()}")
         run(asked.task, files, out, asked.settings, say=note, on_page=_pages(out), account=account)
     _summarise(out, asked.task)
 
@@ -240,6 +242,14 @@ def _read_checked(config: Path) -> FederateConfig:
     asked = read_config(config)
     compute_server_view(asked.task, asked.settings)
     return asked
+
+
+def _account(population: Path | None, task: Task, out: Path) -> Account | None:
+    """Return the account of a federation; None where no population ledger is named."""
+    from privrep.privacy.ledger import Budget
+
+    budget = None if (out / "model.json").is_file() else Budget(task.epsilon, task.delta, task.relation)
+    return open_account(population, f"federation into {out.absolute()}", budget, out, seeded=task.seed is not None)
 
 
 def _note_weakness(task: Task) -> None:

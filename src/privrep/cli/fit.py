@@ -15,7 +15,7 @@ from privrep.cli.config import note_weakness, say_checked
 from privrep.cli.console import note
 from privrep.cli.declared import read_categories, read_classes, read_covariance, read_items, read_scale
 from privrep.cli.fit_request import BESIDES, FitRequest, in_keys, refuse_options
-from privrep.cli.fit_table import check_out, learn_table, standing, summarise, undecided
+from privrep.cli.fit_table import check_out, find_begun, learn_table, make_budget, summarise, undecided
 from privrep.cli.streams import readable
 from privrep.cli.tables import list_left_out
 from privrep.errors import InputError
@@ -125,8 +125,15 @@ def _fit_table(request: FitRequest, out: Path, workdir: Path | None, overwrite: 
     config.check_columns(columns)
     if request.features is None and request.item is None:
         list_left_out(source)
-    standing(out, config, columns, overwrite)
-    account = open_account(request.population, request.seed, f"fit into {out.absolute()}", lambda: list_users(source))
+    begun = find_begun(out, config, columns, overwrite)
+    account = open_account(
+        request.population,
+        f"fit into {out.absolute()}",
+        make_budget(config),
+        begun,
+        seeded=config.seed is not None,
+        ids=lambda: list_users(source),
+    )
     summarise(learn_table(source, config, columns, out, workdir, overwrite, account), out, columns)
 
 

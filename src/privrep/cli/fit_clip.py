@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from privrep.cli.accounts import open_account
 from privrep.cli.config import files_are_missing, note_weakness
 from privrep.cli.console import Bar, note, progress, say, shout, show, tell, tell_privacy
 from privrep.cli.ending import stoppable
@@ -34,6 +35,7 @@ def fit_multimodal(
     check: Annotated[bool, flag("--check", help="Say what would be done, and spend nothing.")] = False,
 ) -> None:
     """Learn to match images and texts privately (DP-CLIP)."""
+    from privrep.privacy.ledger import Budget
     from privrep.schema.clip import PairsConfig
 
     asked = PairsConfig.read(config)
@@ -44,6 +46,10 @@ def fit_multimodal(
         raise InputError("say where the model goes: --out FOLDER, or output.folder in the config.")
     if folder is not None and not check and (folder / "model.json").is_file():
         raise InputError(f"{folder} holds a finished model: use it, or choose another folder and spend another budget.")
+    chosen, privacy = population or asked.privacy.population, asked.privacy
+    if not check:  # no image is read in vain
+        budget = None if privacy.delta is None else Budget(privacy.epsilon, privacy.delta)
+        open_account(chosen, "", budget, folder, seeded=privacy.seed is not None)
     with progress() as bar:
         made, test = _prepared(asked, bar)
         if check:
@@ -51,7 +57,7 @@ def fit_multimodal(
             show("Nothing was spent.")
             return
         assert folder is not None
-        made.model.population = population or made.model.population
+        made.model.population = chosen
         _fit(made, folder, bar, asked)
     _summarise(made, folder, test)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from privrep.cli.accounts import open_account
 from privrep.cli.config import files_are_missing, note_weakness
 from privrep.cli.console import note, progress, say, shout, show, tell, tell_privacy
 from privrep.cli.ending import stoppable
@@ -35,6 +36,7 @@ def fit_neural(
     check: Annotated[bool, flag("--check", help="Say what would be shared, and spend nothing.")] = False,
 ) -> None:
     """Learn a shared part of a network privately, and every user's head, from images."""
+    from privrep.privacy.ledger import Budget
     from privrep.schema.commands import NeuralConfig
 
     asked = NeuralConfig.read(config)
@@ -43,6 +45,10 @@ def fit_neural(
     folder = out or asked.out
     if folder is None and not check:
         raise InputError("say where the model goes: --out FOLDER, or output.folder in the config.")
+    chosen, privacy = population or asked.privacy.population, asked.privacy
+    if not check:
+        budget = Budget(privacy.epsilon, privacy.delta)
+        open_account(chosen, "", budget, folder, seeded=privacy.seed is not None)  # no image is read in vain
     images = _images(asked)
     train, held = _tables(asked, images)
     model = _model(asked, images, train)
@@ -58,7 +64,7 @@ def fit_neural(
         show(f"Checked: {train.n_users:,} users, rows of {numbers:,} numbers. Nothing was spent.", row_numbers=numbers)
         return
     assert folder is not None
-    model.population = population or model.population
+    model.population = chosen
     _fit(model, train, folder, plan.rounds + 3)
     _summarise(model, folder, held)
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from privrep.models.description import Columns, Config
     from privrep.models.model import Model
     from privrep.models.words import TableFacts
+    from privrep.privacy.ledger import Budget
     from privrep.privacy.population import Account
     from privrep.users.holders import KeyHolders
     from privrep.users.streaming import StreamingUsers
@@ -70,6 +71,19 @@ def standing(out: Path, config: Config, columns: Columns, overwrite: bool) -> Ta
             "--out, or pass --overwrite to drop it."
         )
     return found
+
+
+def find_begun(out: Path, config: Config, columns: Columns, overwrite: bool) -> Path | None:
+    """Return the folder if this fit goes on with the run in it; arguments and errors as of `standing`."""
+    found = standing(out, config, columns, overwrite)
+    return out if found is not None and _same_run(found, config, columns) else None
+
+
+def make_budget(config: Config) -> Budget:
+    """Return the budget of a fit."""
+    from privrep.privacy.ledger import Budget
+
+    return Budget(config.epsilon, config.delta, config.relation)
 
 
 def _same_run(found: TableFacts, config: Config, columns: Columns) -> bool:
@@ -190,6 +204,10 @@ def learn_table(
                 users = make(columns)
                 count = users.facts.users
             _check_count(source, config, count)
+            if account is not None:  # before anything is replaced
+                begun = find_begun(out, config, columns, overwrite)
+                ledger = None if begun is None else begun / "ledger.jsonl"
+                account.check(make_budget(config), ledger, seeded=config.seed is not None)
             on_page = noting_first(make_room(out, config, columns, overwrite), bar.page)
             fitted = learn(users, config, folder=out, columns=columns, on_page=on_page, account=account)
             blocks = bar.heads(opened[0].blocks(), count)

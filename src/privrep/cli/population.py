@@ -96,13 +96,10 @@ def settle(
     fault = next((found for found in verify(folder).findings if not found.good), None)
     if fault is not None:
         raise InputError(f"{folder}: its books are not in order ({fault.words}), so nothing can return.")
-    entries = read_ledger(folder / "ledger.jsonl").entries
-    if entries.drawn_from is None or entries.drawn_from[0] != ledger.name:
-        raise InputError(f"the run of {folder} does not draw from {file}.")
-    ledger.finish(entries.drawn_from[1], list(entries.charges.values()))
+    run = ledger.settle(read_ledger(folder / "ledger.jsonl"))
     found = ledger.read()
     tell(**_to_json(found))
-    say(f"Run {entries.drawn_from[1]} is finished. Left: epsilon {found.epsilon_left:.4g}")
+    say(f"Run {run} is finished. Left: epsilon {found.epsilon_left:.4g}")
 
 
 for _name, _command in (("create", create), ("show", show_population), ("give-up", give_up), ("settle", settle)):
@@ -137,7 +134,7 @@ def _run_to_json(share: Share) -> dict[str, Any]:
 
 
 def _spent(share: Share) -> tuple[float | None, float | None]:
-    """Return the epsilon that a run spent, and how much less that is than it reserved; None while it is open."""
+    """Return the epsilon that a run spent, and how much less that is than it reserved; None while open."""
     if share.status == "open":
         return None, None
     spent = {"finished": share.epsilon, "returned": 0.0, "given up": share.budget.epsilon}[share.status]
@@ -149,11 +146,12 @@ def _finite(number: float) -> float | None:
 
 
 def _table(found: Accounts) -> Table:
-    table = Table("run", "when", "what", "users", "reserved", "spent", "status")
-    right(table, 3, 4, 5)
+    table = Table("run", "when", "what", "users", "reserved", "spent", "returned", "status")
+    right(table, 3, 4, 5, 6)
+    table.columns[0].no_wrap = True  # `give-up` asks for it
     for share in found.shares.values():
-        spent, _ = _spent(share)
         users = "" if share.users is None else f"{share.users:,}"
-        told = "" if spent is None else f"{spent:.4g}"
-        table.add_row(share.run, share.when, share.what, users, f"{share.budget.epsilon:g}", told, share.status)
+        told = ["" if each is None else f"{round(each, 4):g}" for each in _spent(share)]
+        when = share.when[:16].replace("T", " ")
+        table.add_row(share.run, when, share.what, users, f"{share.budget.epsilon:g}", *told, share.status)
     return table

@@ -1,17 +1,17 @@
-"""What fits of the same users come to: the population ledger an estimator draws from, or a warning where it has none.
+"""The sum of fits of the same users: a population ledger that they draw from, or a warning where there is none.
 
 Formal guarantee of the warning's number. Fits of this process that share a user with the last one, under its relation,
-compose to at most this epsilon for every user, at the largest delta of theirs. Fits that failed, and other processes,
-are not in it.
+compose to at most this epsilon for every user, at the largest delta of theirs. Sketches of ids tell who is in both: a
+few users in common, out of thousands, may be missed. Fits that failed, and other processes, are not in it.
 """
 
 from __future__ import annotations
 
-import secrets
 import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -20,12 +20,13 @@ from privrep.errors import FittedAgain
 from privrep.privacy.accounting import compute_epsilon
 from privrep.privacy.events import Event
 from privrep.privacy.ledger import Budget
+from privrep.privacy.naming import draw_name
 from privrep.privacy.people import Sketch
 from privrep.privacy.population import Account, PopulationLedger
 from privrep.privacy.report import PrivacyReport
-from privrep.privacy.shares import combine_events
+from privrep.privacy.shares import rename_splits
 
-_SALT = secrets.token_hex(8)  # sketches of one process are compared with each other alone
+_SALT = draw_name()  # sketches of one process are compared with each other alone
 _FITS: list[_Fit] = []
 _LOCK = threading.Lock()
 
@@ -52,6 +53,22 @@ def open_account(estimator: Any, ids: Callable[[], ArrayLike]) -> Account | None
     ledger = given if isinstance(given, PopulationLedger) else PopulationLedger(given)
     folder = "" if estimator.run_folder is None else f", run folder {estimator.run_folder}"
     return Account(ledger, f"{type(estimator).__name__}{folder}", ids)
+
+
+def check_account(estimator: Any, budget: Budget | None = None) -> None:
+    """Raise what a new fit's reservation would raise, before a row is looked at. Nothing is reserved.
+
+    Args:
+        estimator: which may have a population ledger.
+        budget: of the fit; None: as the estimator's parameters say.
+    """
+    account = open_account(estimator, lambda: ())
+    if account is not None:
+        if budget is None:
+            relation = estimator.get_params().get("relation", "replace-one-user")
+            budget = Budget(estimator.epsilon, estimator.delta, relation)
+        ledger = None if estimator.run_folder is None else Path(estimator.run_folder) / "ledger.jsonl"
+        account.check(budget, ledger, seeded=estimator.random_state is not None)
 
 
 def warn_if_again(estimator: Any, ids: Callable[[], ArrayLike], report: PrivacyReport, stacklevel: int = 3) -> None:
@@ -90,13 +107,8 @@ def forget_fits() -> None:
 def compute_total(fits: list[_Fit]) -> tuple[float, float]:
     """Return the epsilon of several fits together, rounded up, and the delta that it is at."""
     delta = max(fit.budget.delta for fit in fits)
-    bound = sum(fit.budget.epsilon for fit in fits)  # selections set delta aside for an epsilon that is no smaller
-    together = Budget(bound, delta, fits[0].budget.relation)
-    try:
-        events = combine_events([(str(n), fit.budget.epsilon, fit.events) for n, fit in enumerate(fits)], together)
-        return min(compute_epsilon(events, delta), float("inf")), delta
-    except OverflowError:
-        return float("inf"), delta
+    events = [event for number, fit in enumerate(fits) for event in rename_splits(str(number), fit.events)]
+    return compute_epsilon(events, delta), delta
 
 
 def _share_users(one: _Fit, other: _Fit) -> bool:

@@ -19,9 +19,10 @@ from sklearn.utils.validation import check_is_fitted
 from privrep.data.missing import IMPUTE, Missing
 from privrep.data.table import UserTable, factorize, plain
 from privrep.errors import InputError, NothingLearned, WeakPrivacy
-from privrep.estimators.accounts import open_account, warn_if_again
+from privrep.estimators.accounts import check_account, open_account, warn_if_again
 from privrep.estimators.checks import Rows, as_rank, as_seed, check_features, feature_names, missing_of, prepare
 from privrep.estimators.leaks import refuse_target_names, refuse_target_values
+from privrep.estimators.pipelines import remark_on_pipeline
 from privrep.estimators.progress import Bar, watch
 from privrep.estimators.rows import GivenRows, Named, read_given, read_known, reader, warn_if_unnamed
 from privrep.estimators.strangers import Groups, check_unknown_users, find_heads
@@ -87,6 +88,8 @@ class Personal(BaseEstimator, ABC):
         if groups is None:
             raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users, not to rows.")
         self._refuses()  # a parameter that is none is refused before anything is spent
+        check_account(self)
+        remark_on_pipeline(self)
         given = self._given(X)
         refuse_target_names(given.names, y)
         columns = given.columns(y, groups)

@@ -19,7 +19,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from privrep.errors import InputError, needed
-from privrep.estimators.accounts import open_account, warn_if_again
+from privrep.estimators.accounts import check_account, open_account, warn_if_again
 from privrep.privacy.population import PopulationLedger
 
 with needed("torch", "DPClip needs PyTorch", "torch"):
@@ -158,6 +158,7 @@ class DPClip(BaseEstimator):
         spent twice. Rows are not compared: they must be the same.
         """
         question, budget = self._question(pairs)
+        check_account(self, budget)
         weak = find_weaknesses(budget.epsilon, budget.delta, budget.relation, question.users, pairs.unit)
         warn_of_budget(weak, stacklevel=2)
         self.described_ = {"format": PAIRS.format, **describe(self, question, budget, pairs.unit)}

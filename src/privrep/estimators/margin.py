@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, c
 from privrep.data.frames import read_frame
 from privrep.data.table import UserTable, plain
 from privrep.errors import InputError, ResumeError
-from privrep.estimators.accounts import open_account, warn_if_again
+from privrep.estimators.accounts import check_account, open_account, warn_if_again
 from privrep.estimators.base import rows_to_predict, warn_if_weak
 from privrep.estimators.checks import (
     as_rank,
@@ -25,6 +25,7 @@ from privrep.estimators.checks import (
     refuse_missing,
 )
 from privrep.estimators.leaks import refuse_target_names, refuse_target_values
+from privrep.estimators.pipelines import remark_on_pipeline
 from privrep.estimators.progress import Bar, watch
 from privrep.estimators.rows import read_known
 from privrep.estimators.strangers import ONLY_PERSONALIZE, Groups, known_users
@@ -160,6 +161,8 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
         if groups is None:
             raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users, not to rows.")
         self._check()
+        check_account(self, self._budget)
+        remark_on_pipeline(self)
         classes = _two(self.classes)
         frame = read_frame(X)
         refuse_target_names(() if frame is None else frame.names, y)

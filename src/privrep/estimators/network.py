@@ -19,7 +19,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from privrep.errors import InputError, NothingLearned, needed
-from privrep.estimators.accounts import open_account, warn_if_again
+from privrep.estimators.accounts import check_account, open_account, warn_if_again
 from privrep.privacy.population import Account, PopulationLedger
 
 with needed("torch", "Centaur needs PyTorch", "torch"):
@@ -37,6 +37,7 @@ from privrep.estimators.network_parts import (
     trained_modules,
 )
 from privrep.estimators.personal_network import PersonalNetwork, softmax
+from privrep.estimators.pipelines import remark_on_pipeline
 from privrep.estimators.progress import Bar, watch
 from privrep.heads.gradient import labels_of
 from privrep.heads.neural import OwnHeads, fit_own_heads
@@ -177,6 +178,8 @@ class Centaur(ClassifierMixin, BaseEstimator):
             groups: the user of each row, (rows,).
         """
         check_parameters(self)
+        check_account(self)
+        remark_on_pipeline(self)
         classes, places = check_classes(self.classes, self.head), isinstance(X, UserTable)
         if not isinstance(X, UserTable):
             codes = find_class_numbers(y, classes)

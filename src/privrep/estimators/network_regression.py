@@ -18,6 +18,7 @@ import numpy as np
 
 from privrep.data.table import UserTable, factorize, plain
 from privrep.errors import InputError
+from privrep.estimators.accounts import check_account
 from privrep.estimators.regression import PrivateFedRep
 from privrep.estimators.rows import GivenRows, Named
 from privrep.heads.heads import Heads
@@ -169,6 +170,7 @@ class CentaurRegressor(PrivateFedRep):
         """
         if groups is None:
             raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users, not to rows.")
+        check_account(self)
         rows = rows_of(X)
         self.plan_ = self.planned(len(factorize(plain(groups))[0]), rows.shape[1])
         self.map_ = ReducedMap(self._feature_map(rows.shape[1]), rows.shape[1], self.plan_.keep)

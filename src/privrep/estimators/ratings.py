@@ -17,7 +17,7 @@ from privrep.data.categories import encode_items, to_item_column
 from privrep.data.missing import IMPUTE, MissingCounts
 from privrep.data.table import UserTable, factorize, plain
 from privrep.errors import InputError
-from privrep.estimators.accounts import open_account, warn_if_again
+from privrep.estimators.accounts import check_account, open_account, warn_if_again
 from privrep.estimators.base import warn_if_nothing, warn_if_weak
 from privrep.estimators.checks import as_rank, as_seed, warn_missing
 from privrep.estimators.progress import watch
@@ -119,6 +119,7 @@ class PrivateFactorization(BaseEstimator):
             ratings: numbers, (rows,).
         """
         check_unknown_users(self.unknown_users)
+        check_account(self)
         values = _ratings(ratings)
         users = users.to_numpy() if isinstance(users, pa.ChunkedArray) else users
         if not len(users) == len(items) == len(values):

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -125,6 +125,7 @@ class Host:
             self.say(f"asked to take part as {fields['name']}: {_describe_run(task, fields['noise'])}")
         self._check_task(task, fields["run"], fields["noise"])
         if not fields["begin"]:
+            self._check_room(task, fields["run"], fields["noise"])
             return pack(asdict(self._facts or self._count_facts(task)))
         if self.run != fields["run"] or self._users is None:
             self._open(task, fields)
@@ -174,6 +175,28 @@ class Host:
         if task.relation != "replace-one-user":
             raise InputError("a node says how many users it has, so noise of its own goes with replace-one-user alone.")
 
+    def _check_room(self, task: Task, run: str, noise: Any) -> None:
+        """Raise BudgetExceeded if the population ledger has no room for a run, before a row is read."""
+        account = self._open_account(run)
+        if account is not None:
+            account.check(self._budget_of(task, noise), self._find_ledger(run), seeded=task.seed is not None)
+
+    def _budget_of(self, task: Task, noise: Any) -> Budget:
+        """Return what a run may spend here: all of its budget, or what this node's own noise may let the server learn.
+
+        Args:
+            task: of the run.
+            noise: the server's plan; None: the server adds the noise.
+        """
+        if noise is not None and self.agreed is not None and self.agreed.noise is not None:
+            noise = self.agreed.noise
+        return Budget(task.epsilon if noise is None else float(noise["epsilon"]), task.delta, task.relation)
+
+    def _find_ledger(self, run: str) -> Path:
+        """Return the file of this node's own ledger of a run, which may not be there yet."""
+        own = self.folder / "noise" / run / "ledger.jsonl"
+        return own if own.is_file() else self.folder / "accounts" / f"{run}.jsonl"
+
     def _open_account(self, run: str, users: Any = None) -> Account | None:
         """Return the account of a run with this node's population ledger; None where it has none."""
         if self.population is None:
@@ -184,27 +207,20 @@ class Host:
 
     def _reserve(self, task: Task, run: str, account: Account) -> None:
         """Reserve the budget of a run that the server adds the noise to, and is trusted to keep to."""
-        path = self._account_file(run)
+        path = self._find_ledger(run)
         path.parent.mkdir(exist_ok=True, mode=0o700)
-        budget = Budget(task.epsilon, task.delta, task.relation)
-        Ledger(budget, seeded=task.seed is not None, path=path, account=account).close()
-
-    def _account_file(self, run: str) -> Path:
-        return self.folder / "accounts" / f"{run}.jsonl"
+        Ledger(self._budget_of(task, None), seeded=task.seed is not None, path=path, account=account).close()
 
     def _settle(self, run: str, model: Path) -> None:
         """Return what a run has not spent to the population ledger: its own noise, or the charges of its model."""
-        account, own = self._open_account(run), self.folder / "noise" / run / "ledger.jsonl"
-        if account is None:
+        if self.population is None:
             return
         if self._own is not None:
             self._own.ledger.finish()
             return
-        path = own if own.is_file() else self._account_file(run)
-        with closing(Ledger(read_ledger(path).budget, path=path, account=account)) as ledger:
-            if path != own:
-                ledger.charge(read_ledger(model / "ledger.jsonl").entries.charges)
-            ledger.finish()
+        path = self._find_ledger(run)
+        told = read_ledger(model / "ledger.jsonl").entries.charges if path.parent.name == "accounts" else None
+        self.population.settle(read_ledger(path), told)
 
     def _open_own_run(
         self, task: Task, run: str, name: str, noise: Mapping[str, Any], account: Account | None = None
@@ -221,10 +237,9 @@ class Host:
         folder = self.folder / "noise" / run
         folder.parent.mkdir(exist_ok=True, mode=0o700)
         folder.mkdir(exist_ok=True, mode=0o700)
-        epsilon = noise["epsilon"] if self.agreed is None or self.agreed.noise is None else self.agreed.noise["epsilon"]
-        budget = Budget(float(epsilon), task.delta, task.relation)
         seed = None if task.seed is None else _seed_of(task.seed, name)
         assert self._users is not None
+        budget = self._budget_of(task, noise)
         return self._files.enter_context(Run.open(self._users, budget, seed=seed, folder=folder, account=account))
 
     def answer_sums(self, content: RecordDict) -> RecordDict:

@@ -8,7 +8,15 @@ from typing import Any
 
 from privrep.errors import InputError
 from privrep.models.folder import MODEL, RUN, Described, ModelFolder, ModelKind
-from privrep.models.sections import NOT_THERE_YET, USERS, Inspection, Section, Unit, make_privacy_sections
+from privrep.models.sections import (
+    NOT_THERE_YET,
+    USERS,
+    Inspection,
+    Section,
+    Unit,
+    describe_other_fits,
+    make_privacy_sections,
+)
 from privrep.models.spending import find_share, list_releases_with_samples
 from privrep.privacy.events import Batched, Sampled
 from privrep.privacy.ledger import Budget
@@ -44,7 +52,6 @@ _NOT_PROTECTED = (
     "Metrics computed on users' data (an accuracy, a recall, the choice between two fits): publishing them is not "
     "covered.",
     "Side channels: running time, memory and logs of the machine that ran the fit.",
-    "Other fits on the same users: their budgets add up, and this ledger does not know of them.",
 )
 
 
@@ -79,7 +86,7 @@ def inspect_pairs(folder: ModelFolder) -> Inspection:
         releases,
         (
             *_describe_promise(described, report, str(folder.path)),
-            Section("What is not protected", _NOT_PROTECTED),
+            Section("What is not protected", (*_NOT_PROTECTED, describe_other_fits(report))),
             Section("The method", tuple(_describe_method(described, report))),
             Section("The model", tuple(_describe_model(described, folder))),
         ),

@@ -59,11 +59,12 @@ class Inspection:
         report = self.privacy
         promise = f"({report.epsilon:.4g}, {report.delta:g})-differential privacy for each {report.unit}"
         of = "mu²" if report.delta else "epsilon"
-        count = count_releases(report)
+        count, drawn = count_releases(report), report.population
         return {
             "guarantee": f"none: with secret noise, {promise}" if report.seeded else f"{promise}, {report.relation}",
             "spent": f"epsilon {report.epsilon:.4g} of {report.epsilon_budget:g}: {self.share_spent:.1%} of {of}, in "
             f"{count:,} {'release' if count == 1 else 'releases'}",
+            **({} if drawn is None else {"population": f"ledger {drawn[0]}, run {drawn[1]}"}),
             "shared": self.shared or "nothing yet: the run was not finished",
             "sizes": self.sizes,
             "simulation": "YES: seeded noise, NOT PRIVATE" if report.seeded else "no: secret noise",
@@ -76,7 +77,7 @@ class Inspection:
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it for machines."""
-        report = self.privacy
+        report, drawn = self.privacy, self.privacy.population
         return {
             "folder": self.folder,
             "finished": self.finished,
@@ -87,6 +88,7 @@ class Inspection:
             "epsilon_budget": report.epsilon_budget,
             "delta": report.delta,
             **({} if self.mu is None else {"mu": self.mu}),
+            **({} if drawn is None else {"population": {"ledger": drawn[0], "run": drawn[1]}}),
             "summary": self.summary,
             "share_spent": self.share_spent,
             "accountant": report.accountant,
@@ -197,7 +199,7 @@ def describe_unprotected(report: PrivacyReport, declared: Sequence[str] = ()) ->
             "Metrics computed on users' data (an error, a score, the choice between two fits): looking at them is "
             "free, publishing them is not covered.",
             "Side channels: running time, file sizes, memory and logs of the machine that ran the fit.",
-            "Other fits on the same users: their budgets add up, and this ledger does not know of them.",
+            describe_other_fits(report),
             *declared,
         ),
     )
@@ -229,4 +231,14 @@ def _describe_adversaries(federation: Path, unit: Unit) -> str:
         f"user; what is said above needs {nodes} or more nodes that do add it, and is not true of whoever runs nodes "
         "and knows their part of the noise: against them it is the noise of the others that protects. Not against "
         "whoever runs a user's own node."
+    )
+
+
+def describe_other_fits(report: PrivacyReport) -> str:
+    """Return the sentence about other fits on the same users."""
+    if report.population is None:
+        return "Other fits on the same users: their budgets add up, and this ledger does not know of them."
+    return (
+        f"Other fits on the same users, beyond the sum that population ledger {report.population[0]} keeps. This one "
+        f"draws from it as run {report.population[1]}."
     )

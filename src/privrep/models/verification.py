@@ -53,6 +53,8 @@ def verify(path: Path) -> Verification:
         if billboard is not None:
             findings += check_books(ledger, billboard, finished=folder.finished)
         findings.append(_compare_accountants(ledger))
+        if drawn := ledger.entries.drawn_from:
+            findings.append(Finding("population", True, f"run {drawn[1]} draws from population ledger {drawn[0]}"))
     spent = (None, None) if ledger is None else (ledger.epsilon, ledger.budget.delta)
     return Verification(str(path), folder.finished, tuple(findings), *spent)
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from privrep.errors import BudgetExceeded, InputError, ResumeError
+from privrep.privacy.account import Account, Place, check_account
 from privrep.privacy.accounting import (
     check_budget,
     check_epsilon,
@@ -43,6 +43,7 @@ from privrep.privacy.events import (
     event_to_json,
 )
 from privrep.privacy.ledger_file import Contents, Entries, LedgerFile, posted_line, read_file
+from privrep.privacy.naming import draw_name
 from privrep.privacy.report import PrivacyReport
 
 
@@ -75,27 +76,6 @@ class Budget:
         return gaussian_mu(self.epsilon, self.delta) if self.delta else 0.0
 
 
-class Account(Protocol):
-    """The account of a run with a population's ledger, as `privacy.population` keeps it."""
-
-    @property
-    def name(self) -> str:
-        """Return the name of the population's ledger."""
-        ...
-
-    def reserve(self, run: str, budget: Budget) -> None:
-        """Reserve the whole budget of a run, before it draws."""
-        ...
-
-    def cover(self, run: str, charges: Sequence[Event], budget: Budget) -> None:
-        """Raise BudgetExceeded unless the population has room for these charges, and for what may follow."""
-        ...
-
-    def finish(self, run: str, charges: Sequence[Event]) -> None:
-        """Return what a run that is over has not spent."""
-        ...
-
-
 class Ledger:
     """A budget and every charge against it. With a path the ledger lives on disk and survives the process.
 
@@ -122,7 +102,7 @@ class Ledger:
         self._stands: Contents | None = None  # of the file that was read, where it is only read
         self._file = None if path is None else LedgerFile(path, self._header())
         self._entries = Entries() if self._file is None else self._file.entries
-        self._account = account
+        self._account, self._run, self._mark = account, "", ""
         try:
             self._join()
         except BaseException:
@@ -131,42 +111,42 @@ class Ledger:
 
     def _join(self) -> None:
         """Reserve the budget from the population's ledger, under a name that this ledger keeps."""
-        known, account = self._entries.drawn_from, self._account
+        account, entries = self._account, self._entries
+        check_account(account, entries, seeded=self.seeded, chained=self.chained)
         if account is None:
-            if known is not None:
-                raise InputError(
-                    f"this run draws from the population ledger {known[0]}: name its file (population=, --population)."
-                )
             return
-        if self.seeded:
-            raise InputError(
-                "a simulation is not private, so it draws nothing from a population ledger: leave one of both out "
-                "(random_state, --simulate; population, --population)."
-            )
-        if known is not None and known[0] != account.name:
-            raise ResumeError(f"this run draws from another population ledger, {known[0]}; name that one's file.")
-        if known is None and self._entries.charges:
-            raise ResumeError("this run was begun without a population ledger; continue it without, or start anew.")
-        if known is None:
-            known = account.name, secrets.token_hex(8)
-            self._write([{"population": known[0], "run": known[1]}])
-            self._entries.drawn_from = known
-        account.reserve(known[1], self.budget)
+        if entries.drawn_from is None:
+            drawn_from = account.name, draw_name()
+            self._write([{"population": drawn_from[0], "run": drawn_from[1]}])
+            entries.drawn_from = drawn_from
+        self._run = entries.drawn_from[1]
+        if mark := account.reserve(self._run, self.budget, self._place):
+            entries.opened = self._mark = mark
+            self._write([{"opened": mark}])
+            if entries.charges:
+                account.cover(self._run, list(entries.charges.values()), self.budget, self._place)
+
+    @property
+    def _place(self) -> Place:
+        """Return how far this ledger is. One in memory has no copy that could be left behind."""
+        return Place(self._entries.opened, 0 if self._file is None else len(self._entries.lines))
 
     def finish(self) -> None:
         """Return what was not spent to the population's ledger, if there is one: this ledger charges no more."""
         with self._writing():
-            if self._account is not None and self._entries.drawn_from is not None:
-                self._account.finish(self._entries.drawn_from[1], list(self._entries.charges.values()))
-                self._account = None
-                self._closed = True
+            if self._account is not None:
+                self._account.finish(self._run, list(self._entries.charges.values()), self._place)
+                self._account, self._closed = None, True
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy is made of: every entry, but neither file nor lock. A copy of a file is closed."""
+        """Return what a copy is made of: every entry, but neither file nor lock.
+
+        A copy of a file is closed, and so is one of a run that draws from a population's ledger.
+        """
         kept = {
             name: value for name, value in vars(self).items() if name not in ("_lock", "_file", "_process", "_account")
         }
-        closed = self._closed or self._file is not None
+        closed = self._closed or self._file is not None or self._account is not None
         stands = self._stands if self._file is None else self._file.contents
         return {**kept, "_entries": self.entries, "_closed": closed, "_stands": stands}
 
@@ -211,11 +191,12 @@ class Ledger:
                     )
             if new:
                 self._check_fits([*known.values(), *new.values()], ", ".join(new))
-                if self._account is not None and self._entries.drawn_from is not None:
-                    run = self._entries.drawn_from[1]
-                    self._account.cover(run, [*known.values(), *new.values()], self.budget)
-                self._write([{"charge": name, **event_to_json(event)} for name, event in new.items()])
-                known.update(new)
+            if self._account is not None and not self._mark:
+                raise ResumeError("this run is finished in its population ledger, so it can charge nothing more.")
+            if self._account is not None and new:
+                self._account.cover(self._run, [*known.values(), *new.values()], self.budget, self._place)
+            self._write([{"charge": name, **event_to_json(event)} for name, event in new.items()])
+            known.update(new)
             self._drawn.update(events)
 
     def check_affordable(self, events: Mapping[str, Event]) -> None:
@@ -338,6 +319,7 @@ class Ledger:
             accountant=describe_accountant(list(self.entries.charges.values())),
             events=tuple(self.entries.charges.items()),
             seeded=self.seeded,
+            population=self.entries.drawn_from,
         )
 
     def write(self, path: Path) -> None:
@@ -361,11 +343,20 @@ class Ledger:
         return {"relation": b.relation, "epsilon": b.epsilon, "delta": b.delta, "seeded": self.seeded}
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
-        """Append lines to the file, if there is one, and sync it: they are on disk when this returns."""
+        """Append lines to the file, if there is one, and sync it: they are on disk when this returns.
+
+        The population's ledger, if there is one, takes note. Whatever goes wrong closes this ledger.
+        """
         self._check_open()
-        if self._file is not None:
-            self._file.append(lines)
-        self._entries.lines += lines
+        try:
+            if self._file is not None and lines:
+                self._file.append(lines)
+            self._entries.lines += lines
+            if self._account is not None and self._mark:
+                self._account.advance(self._run, self._place)
+        except BaseException:
+            self._closed = True
+            raise
 
 
 def read_ledger(path: Path) -> Ledger:

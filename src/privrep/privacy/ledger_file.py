@@ -7,6 +7,7 @@ can write the file can write another one, whole. It tells of damage, and of edit
 Lines of a chained file:
   the budget, the relation, whether noise is simulated
   {"population": name, "run": name}  the population ledger that the run draws from, before any charge
+  {"opened": mark}            a process goes on with the run, where it draws from a population ledger
   {"charge": name, ...}       an event, before its noise is drawn
   {"posted": page, ...}       a page that stands, with a hash of all that it says
   {"abandoned": page}         a page that will never stand, although something of it was drawn
@@ -31,6 +32,7 @@ from privrep.privacy.events import Event, event_from_json
 FORMAT, UNCHAINED = "privrep-ledger/2", "privrep-ledger/1"
 _MARK = b', "chain": "'
 _HEX = 32  # digits of a chain
+_NAMED = "posted", "abandoned", "charge", "population", "opened"  # kinds of lines, but for the first
 _DEEP = 8  # brackets that a line may open: ours open three
 
 
@@ -42,11 +44,14 @@ class Entries:
     posted: dict[str, str] = field(default_factory=dict)  # page -> hash of what it says, empty where none was kept
     abandoned: set[str] = field(default_factory=set)
     drawn_from: tuple[str, str] | None = None  # a population ledger, and the name of this run there
+    opened: str = ""  # the mark of the process that opened it last, where it draws from a population ledger
     lines: list[Mapping[str, Any]] = field(default_factory=list)  # all of these in their order, as data
 
     def copy(self) -> Entries:
         """Return a copy that is not changed any more."""
-        return Entries(dict(self.charges), dict(self.posted), set(self.abandoned), self.drawn_from, list(self.lines))
+        return Entries(
+            dict(self.charges), dict(self.posted), set(self.abandoned), self.drawn_from, self.opened, list(self.lines)
+        )
 
 
 @dataclass(frozen=True)
@@ -227,12 +232,16 @@ def _read_header(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
 def _add(entries: Entries, data: dict[str, Any], chained: bool) -> None:
     """Add one line to the entries. Raise ValueError if it says what was said before."""
     data = {name: value for name, value in data.items() if name != "chain"}
-    if not all(isinstance(data[name], str) for name in ("posted", "abandoned", "charge") if name in data):
+    if not all(isinstance(data[name], str) for name in _NAMED if name in data):
         raise ValueError("its name is no text")
     if "population" in data:
         if entries.drawn_from or entries.charges:
             raise ValueError("it names a population after charges")
-        entries.drawn_from = str(data["population"]), str(data["run"])
+        entries.drawn_from = data["population"], str(data["run"])
+    elif "opened" in data:
+        if entries.drawn_from is None:
+            raise ValueError("it opens a run that draws from no population")
+        entries.opened = data["opened"]
     elif "posted" in data:
         page = data["posted"]
         if chained and (page in entries.posted or not isinstance(data["says"], str)):

@@ -4,18 +4,19 @@ A run reserves its whole budget before it draws, in one transaction. What it did
 reservation of a run that was killed stands until the run is continued to its end, or is given up as spent.
 `privacy.shares` has the formal guarantee.
 
-The file is an SQLite database of lines that are only ever appended, each chained to all before it, as lines of a ledger
-are. It holds no row. It holds a keyed sketch of users' ids, so it stays with whoever holds the rows.
+A run goes on in one place. Each process that opens it writes a new mark into the run's own ledger, and the population's
+ledger keeps that mark and how long the run's ledger is, before every draw. So a copy of a run's folder that was left
+behind, or is open elsewhere, is refused: one reservation never pays for two runs.
+
+The lines of the file are only ever appended (`privacy.population_file`). It holds no row. It holds a keyed sketch of
+users' ids, so it stays with whoever holds the rows.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
 import sqlite3
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,16 +25,31 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from privrep.errors import InputError, OtherPeople, ResumeError
+from privrep.privacy.account import UNOPENED, Place, refuse_simulation
 from privrep.privacy.accounting import total_mu, within_budget
 from privrep.privacy.events import Event, Gaussian, Relation, event_from_json, event_to_json
-from privrep.privacy.ledger import Budget
-from privrep.privacy.ledger_file import chain_line, read_chained
+from privrep.privacy.ledger import Budget, Ledger
+from privrep.privacy.ledger_file import read_file
+from privrep.privacy.naming import draw_name
 from privrep.privacy.people import Sketch
+from privrep.privacy.population_file import (
+    Holder,
+    append_lines,
+    make_file,
+    meet_people,
+    move_holder,
+    open_file,
+    read_holders,
+    read_lines,
+    reading,
+    write_holder,
+    writing,
+)
 from privrep.privacy.shares import Accounts, Share, Status, bound_events
 
 FORMAT = "privrep-population/1"
 FEW_KNOWN = 0.5  # of the users of a run: with fewer, the ledger may be of other people
-WAIT = 60.0  # seconds for another process to finish its transaction
+Lines = list[dict[str, Any]]
 
 
 class PopulationLedger:
@@ -66,37 +82,30 @@ class PopulationLedger:
             delta: of all runs together; 0 for choices alone.
             relation: between populations that are not to be told apart, the same for all runs.
         """
-        path, budget = Path(path), Budget(epsilon, delta, relation)
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        except FileExistsError:
-            raise InputError(f"{path} exists already. A population has one ledger; take another name.") from None
-        except OSError as error:
-            raise InputError(f"{path} cannot be made ({error.strerror}).") from None
+        budget = Budget(epsilon, delta, relation)
         header = {
             "format": FORMAT,
-            "name": secrets.token_hex(8),
+            "name": draw_name(),
             "relation": budget.relation,
             "epsilon": float(budget.epsilon),
             "delta": float(budget.delta),
-            "salt": secrets.token_hex(16),
+            "salt": draw_name(32),
         }
-        try:
-            with _connect(path) as connection:
-                connection.executescript(_TABLES)
-                with _transaction(connection):
-                    _append(connection, "", [header])
-        except BaseException:
-            path.unlink()
-            raise
+        make_file(Path(path), header)
         return cls(path)
 
     def read(self) -> Accounts:
         """Return the state of the file. Raise InputError if it is damaged."""
-        with _connect(self.path) as connection:
-            return _read(connection, self.path)[0]
+        with open_file(self.path) as connection, reading(connection):
+            return self._read(connection)[0]
 
-    def reserve(self, run: str, budget: Budget, what: str, people: Sketch | None = None) -> float | None:
+    def check_room(self, budget: Budget) -> None:
+        """Raise what `reserve` would raise for a new run of this budget, and reserve nothing."""
+        _check_new(self.read(), "", budget)
+
+    def reserve(
+        self, run: str, budget: Budget, what: str, people: Sketch | None = None, place: Place = UNOPENED
+    ) -> tuple[str, float | None]:
         """Reserve a run's whole budget. Raise BudgetExceeded if there is no room for it.
 
         A run that has reserved it keeps what it has.
@@ -106,76 +115,146 @@ class PopulationLedger:
             budget: all that it may spend.
             what: the run in words.
             people: a sketch of its users, made with the salt of this file; None where they are not known.
+            place: of its ledger. Raise ResumeError if the run is open in another copy, which has more on record.
 
         Returns:
-            The part of its users who were in earlier runs; None for the first run, and where it is not known.
+            The new mark of the run, for its ledger; empty if the run is finished and can charge no more.
+            How much of its users and the earlier runs' are the same; None for the first run, and where it is not known.
         """
+        mark = draw_name()
 
-        def reserve(accounts: Accounts) -> list[dict[str, Any]]:
+        def reserve(accounts: Accounts, holders: Mapping[str, Holder]) -> Lines:
             known = accounts.shares.get(run)
             if known is not None and known.status == "given up":
                 raise ResumeError("this run was given up, so it cannot go on; its budget counts as spent.")
             if known is not None and known.budget != budget:
                 raise ResumeError("this run reserved another budget; continue it with the same epsilon and delta.")
-            if budget.relation != accounts.budget.relation:
-                raise InputError(f"this population's budget is for {accounts.budget.relation}; use that relation.")
+            if known is not None and known.status == "open" and not holders[run].is_at(place):
+                raise ResumeError(_BEHIND)
             if known is not None and known.status != "returned":
                 return []
-            events = bound_events((), budget)
-            accounts.check_fits(run, events, budget)
+            _check_new(accounts, run, budget)
             line = {"reserve": run, "what": what, "when": _now(), "epsilon": budget.epsilon, "delta": budget.delta}
-            return [{**line, "users": None if people is None else people.count, "events": _to_json(events)}]
+            users, events = None if people is None else people.count, _to_json(bound_events((), budget))
+            return [{**line, "users": users, "events": events}]
 
-        with _connect(self.path) as connection, _transaction(connection):
-            before = _write(connection, self.path, reserve)
-            return None if people is None or run in before.shares else _meet(connection, people)
+        with open_file(self.path) as connection, writing(connection):
+            before = self._write(connection, reserve)
+            known = before.shares.get(run)
+            if known is not None and known.status == "finished":
+                return "", None
+            lines = 0 if known is None else place.lines
+            write_holder(connection, run, Holder(mark, place.opened, lines))
+            return mark, None if people is None or known is not None else meet_people(connection, people)
 
-    def cover(self, run: str, events: Sequence[Event]) -> None:
-        """Count other events for an open run. Raise BudgetExceeded if they do not fit, and count what was counted."""
+    def cover(self, run: str, events: Sequence[Event], place: Place) -> None:
+        """Count other events for an open run. Raise BudgetExceeded if they do not fit, and count what was counted.
 
-        def cover(accounts: Accounts) -> list[dict[str, Any]]:
-            share = _find(accounts, run)
-            if share.status != "open":
-                raise ResumeError(f"this run is {share.status} in {self.path}: it can charge nothing more.")
-            accounts.check_fits(run, events, share.budget)
-            return [{"cover": run, "events": _to_json(events)}]
-
-        self._write(cover)
-
-    def finish(self, run: str, charges: Sequence[Event]) -> None:
-        """Count a run that is over by its charges, and return the rest. Without charges, all is returned.
-
-        Raise InputError if the charges are over what the run reserved, or the run is not open.
+        Args:
+            run: the name of the run.
+            events: all that it may come to.
+            place: of its ledger. Raise ResumeError if the run is over, or open elsewhere.
         """
 
-        def finish(accounts: Accounts) -> list[dict[str, Any]]:
+        def cover(accounts: Accounts, holders: Mapping[str, Holder]) -> Lines:
+            share = _find(accounts, run)
+            if run not in holders or holders[run].opened != place.opened:
+                raise ResumeError(_say_why(share))
+            if share.events == tuple(events):
+                return []
+            accounts.check_fits(run, events)
+            return [{"cover": run, "events": _to_json(events)}]
+
+        self._change(cover)
+
+    def advance(self, run: str, place: Place) -> None:
+        """Take note of how long the ledger of a run is. Raise ResumeError if the run is over, or open elsewhere."""
+        with open_file(self.path) as connection, writing(connection):
+            if move_holder(connection, run, place):
+                return
+        raise ResumeError(_say_why(_find(self.read(), run)))
+
+    def finish(self, run: str, charges: Sequence[Event], place: Place) -> None:
+        """Count a run that is over by its charges, and return the rest. Without charges, all is returned.
+
+        Raise InputError if the charges are over what the run reserved, the run is not open, or is open elsewhere.
+        """
+
+        def finish(accounts: Accounts, holders: Mapping[str, Holder]) -> Lines:
             share = _find(accounts, run)
             if share.status == "finished" and share.events == tuple(charges):
                 return []
             if share.status != "open":
                 raise InputError(f"run {run} is {share.status} in {self.path}, not open.")
+            if not holders[run].is_at(place):
+                raise ResumeError(_BEHIND)
             if not charges:
                 return [{"return": run, "when": _now()}]
             if not within_budget(charges, share.budget.epsilon, share.budget.delta):
                 raise InputError(f"run {run} charged more than it reserved in {self.path}.")
             return [{"finish": run, "when": _now(), "events": _to_json(charges)}]
 
-        self._write(finish)
+        self._change(finish, over=run)
+
+    def settle(self, ledger: Ledger, charges: Mapping[str, Event] | None = None) -> str:
+        """Finish the run of a ledger that nobody has open any more; return its name.
+
+        Args:
+            ledger: of the run, as it was read.
+            charges: all that the run was charged; None: what its ledger says.
+        """
+        entries = ledger.entries
+        if entries.drawn_from is None or entries.drawn_from[0] != self.name:
+            raise InputError(f"this run does not draw from {self.path}.")
+        events = list((entries.charges if charges is None else charges).values())
+        self.finish(entries.drawn_from[1], events, Place(entries.opened, len(entries.lines)))
+        return entries.drawn_from[1]
 
     def give_up(self, run: str) -> None:
         """Count a run that will not go on as if it had spent all that it reserved. Raise InputError if it is over."""
 
-        def give_up(accounts: Accounts) -> list[dict[str, Any]]:
+        def give_up(accounts: Accounts, holders: Mapping[str, Holder]) -> Lines:
             share = _find(accounts, run)
             if share.status != "open":
                 raise InputError(f"run {run} is {share.status}, not open: there is nothing to give up.")
             return [{"give up": run, "when": _now()}]
 
-        self._write(give_up)
+        self._change(give_up, over=run)
 
-    def _write(self, change: Callable[[Accounts], list[dict[str, Any]]]) -> None:
-        with _connect(self.path) as connection, _transaction(connection):
-            _write(connection, self.path, change)
+    def _change(self, change: Callable[[Accounts, Mapping[str, Holder]], Lines], over: str | None = None) -> None:
+        """Append the lines that a change asks for; `over` names a run that is over by then."""
+        with open_file(self.path) as connection, writing(connection):
+            self._write(connection, change)
+            if over is not None:
+                write_holder(connection, over, None)
+
+    def _write(
+        self, connection: sqlite3.Connection, change: Callable[[Accounts, Mapping[str, Holder]], Lines]
+    ) -> Accounts:
+        """Append the lines that a change asks for; return the state before it."""
+        accounts, head, count = self._read(connection)
+        append_lines(connection, count, head, change(accounts, read_holders(connection)))
+        return accounts
+
+    def _read(self, connection: sqlite3.Connection) -> tuple[Accounts, str, int]:
+        """Return the state of the file, the chain of its last line, and how many there are."""
+        accounts = None
+        try:
+            lines, head = read_lines(connection)
+            for number, data in enumerate(lines, start=1):
+                try:
+                    accounts = _read_header(data) if accounts is None else _replay(accounts, data)
+                except (ValueError, TypeError, LookupError, AttributeError) as error:
+                    raise ValueError(f"line {number}: {error}") from None
+            if accounts is None:
+                raise ValueError("it is empty")
+            if read_holders(connection).keys() != {s.run for s in accounts.shares.values() if s.status == "open"}:
+                raise ValueError("its table of runs has other open runs than its lines")
+        except ValueError as error:
+            raise InputError(
+                f"{self.path} is damaged ({error}); restore it from a copy. What it says was spent cannot be trusted."
+            ) from None
+        return accounts, head, len(lines)
 
 
 @dataclass
@@ -200,10 +279,22 @@ class Account:
         """Return the name of the ledger."""
         return self.population.name
 
-    def reserve(self, run: str, budget: Budget) -> None:
-        """Reserve the whole budget of a run; warn where most of its users are not the ledger's."""
+    def check(self, budget: Budget, ledger: Path | None, *, seeded: bool) -> None:
+        """Raise what `reserve` would raise for a new run, and reserve nothing: no row is read in vain.
+
+        Args:
+            budget: of the run.
+            ledger: the file of its own ledger, if there may be one. A run that has a share is looked at once it opens.
+            seeded: whether its noise is simulated.
+        """
+        refuse_simulation(seeded)
+        if ledger is None or not ledger.is_file() or read_file(ledger).entries.drawn_from is None:
+            self.population.check_room(budget)
+
+    def reserve(self, run: str, budget: Budget, place: Place) -> str:
+        """Reserve the whole budget of a run and return its mark; warn where most of its users are not the ledger's."""
         people = None if self.ids is None else Sketch.of_ids(self.ids(), self.population.salt)
-        known = self.population.reserve(run, budget, self.what, people)
+        mark, known = self.population.reserve(run, budget, self.what, people, place)
         if known is not None and known < FEW_KNOWN:
             warnings.warn(
                 f"about {known:.0%} of these users were in earlier runs of {self.population.path}. A population ledger "
@@ -211,21 +302,43 @@ class Account:
                 OtherPeople,
                 stacklevel=2,
             )
+        return mark
 
-    def cover(self, run: str, charges: Sequence[Event], budget: Budget) -> None:
+    def cover(self, run: str, charges: Sequence[Event], budget: Budget, place: Place) -> None:
         """Count more for the run, where what is counted does not cover these charges and all that may follow."""
         others = tuple(event for event in charges if not isinstance(event, Gaussian))
         charged = total_mu([event for event in charges if isinstance(event, Gaussian)])
         if self._covered is not None and self._covered[0] == others and charged <= self._covered[1]:
             return
         bound = bound_events(charges, budget)
-        if bound != self.population.read().shares[run].events:
-            self.population.cover(run, bound)
+        self.population.cover(run, bound, place)
         self._covered = others, total_mu([event for event in bound if isinstance(event, Gaussian)])
 
-    def finish(self, run: str, charges: Sequence[Event]) -> None:
+    def advance(self, run: str, place: Place) -> None:
+        """Take note of the place of the run's ledger."""
+        self.population.advance(run, place)
+
+    def finish(self, run: str, charges: Sequence[Event], place: Place) -> None:
         """Count the run by its charges, and return the rest."""
-        self.population.finish(run, charges)
+        self.population.finish(run, charges, place)
+
+
+_BEHIND = (
+    "this run was continued in another copy of its folder, which has more on record: continue that one. What this copy "
+    "drew again would be on no record."
+)
+
+
+def _say_why(share: Share) -> str:
+    """Return why a run can charge nothing more."""
+    return _BEHIND if share.status == "open" else f"this run is {share.status}: it can charge nothing more."
+
+
+def _check_new(accounts: Accounts, run: str, budget: Budget) -> None:
+    """Raise InputError or BudgetExceeded unless a new run of this budget fits."""
+    if budget.relation != accounts.budget.relation:
+        raise InputError(f"this population's budget is for {accounts.budget.relation}; use that relation.")
+    accounts.check_fits(run, bound_events((), budget))
 
 
 def _find(accounts: Accounts, run: str) -> Share:
@@ -240,81 +353,6 @@ def _now() -> str:
 
 def _to_json(events: Sequence[Event]) -> list[dict[str, Any]]:
     return [event_to_json(event) for event in events]
-
-
-# The file
-
-_TABLES = """
-PRAGMA journal_mode = DELETE;
-CREATE TABLE lines (number INTEGER PRIMARY KEY, line TEXT NOT NULL);
-CREATE TRIGGER lines_stay BEFORE UPDATE ON lines BEGIN SELECT RAISE(ABORT, 'lines are never rewritten'); END;
-CREATE TRIGGER lines_are_kept BEFORE DELETE ON lines BEGIN SELECT RAISE(ABORT, 'lines are never deleted'); END;
-CREATE TABLE people (hash INTEGER PRIMARY KEY);
-"""
-
-
-@contextmanager
-def _connect(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open the file for one use: connections are shared by no thread, and none outlives a fork."""
-    connection = None
-    try:
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", WAIT, isolation_level=None, uri=True)
-        connection.execute("PRAGMA synchronous = EXTRA")
-        yield connection
-    except sqlite3.OperationalError as error:
-        if "locked" in str(error):
-            raise InputError(f"{path} is in use by another process for over {WAIT:g} seconds. Try again.") from None
-        raise InputError(f"{path} cannot be used as a population ledger ({error}). Nothing was drawn.") from None
-    except sqlite3.DatabaseError as error:
-        raise InputError(f"{path} is no population ledger, or is damaged ({error}). Restore it from a copy.") from None
-    finally:
-        if connection is not None:
-            connection.close()
-
-
-@contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Let one process at a time read and write. All of it is on disk at the end, or nothing is."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-
-
-def _write(connection: sqlite3.Connection, path: Path, change: Callable[[Accounts], list[dict[str, Any]]]) -> Accounts:
-    """Append the lines that a change asks for; return the state before it."""
-    accounts, head = _read(connection, path)
-    _append(connection, head, change(accounts))
-    return accounts
-
-
-def _append(connection: sqlite3.Connection, head: str, lines: Sequence[Mapping[str, Any]]) -> None:
-    for line in lines:
-        text, chained = chain_line(head, line)
-        head = chained or ""
-        connection.execute("INSERT INTO lines (line) VALUES (?)", (text.decode().rstrip("\n"),))
-
-
-def _read(connection: sqlite3.Connection, path: Path) -> tuple[Accounts, str]:
-    """Return the state of the file, and the chain of its last line. Raise InputError if it is damaged."""
-    lines = [str(line) for (line,) in connection.execute("SELECT line FROM lines ORDER BY number")]
-    head, accounts = "", None
-    for number, line in enumerate(lines, start=1):
-        try:
-            data, head = read_chained(head, line.encode())
-            accounts = _read_header(data) if accounts is None else _replay(accounts, data)
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            raise InputError(
-                f"{path} is damaged in line {number} ({error}); restore it from a copy. What it says was spent cannot "
-                "be trusted."
-            ) from None
-    if accounts is None:
-        raise InputError(f"{path} is no population ledger: it is empty.")
-    return accounts, head
 
 
 def _read_header(data: Mapping[str, Any]) -> Accounts:
@@ -345,14 +383,3 @@ def _replay(accounts: Accounts, data: Mapping[str, Any]) -> Accounts:
 
 def _from_json(events: Sequence[Mapping[str, Any]]) -> tuple[Event, ...]:
     return tuple(event_from_json(event) for event in events)
-
-
-def _meet(connection: sqlite3.Connection, people: Sketch) -> float | None:
-    """Return the part of a run's users who were in earlier runs, None for the first; keep a sketch of them all."""
-    known = Sketch.of_hashes(int(value) & (2**64 - 1) for (value,) in connection.execute("SELECT hash FROM people"))
-    part = None if not len(known.hashes) else people.estimate_part_in(known)
-    merged = known.merge(people)
-    connection.execute("DELETE FROM people")
-    signed = [(int(value) - 2**64 if value >= 2**63 else int(value),) for value in merged.hashes.tolist()]
-    connection.executemany("INSERT INTO people (hash) VALUES (?)", signed)
-    return part

@@ -26,6 +26,7 @@ class PrivacyReport:
     events: tuple[tuple[str, Event], ...]
     seeded: bool
     unit: str = "user"  # what is protected as a whole: the word for a user of the run
+    population: tuple[str, str] | None = None  # the population ledger that it draws from, and its own name there
 
     @property
     def unspent(self) -> float:
@@ -78,9 +79,11 @@ def _entries(report: PrivacyReport) -> list[tuple[str, str]]:
     count = sum(event.count for _, event in report.events)
     pages = list(dict.fromkeys(name.partition("/")[0] for name, _ in report.events))
     named = f": pages {', '.join(pages)}" if pages else ""
+    drawn = [] if report.population is None else [("population", "ledger {}, run {}".format(*report.population))]
     return [
         ("promise", "none, because the noise was seeded" if report.seeded else promise),
         ("spent", f"epsilon {report.epsilon:.4g} of {report.epsilon_budget:g}, {delta}"),
+        *drawn,
         ("relation", report.relation),
         ("accountant", report.accountant),
         ("releases", f"{count:,}{named}"),

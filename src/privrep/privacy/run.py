@@ -144,9 +144,13 @@ class Run:
             yield cls(UnknownUsers() if users is None else users, ledger, billboard, noise, hook)
             over = True
         finally:
-            if account is not None and (folder is None or not ledger.entries.charges or (over and not account.lasts)):
-                ledger.finish()
-            ledger.close()
+            try:
+                if account is not None and (
+                    folder is None or not ledger.entries.charges or (over and not account.lasts)
+                ):
+                    ledger.finish()
+            finally:
+                ledger.close()
 
     def with_users(self, users: Users) -> Run:
         """Return the same run, on the same ledger and billboard, with these users."""

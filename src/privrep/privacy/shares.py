@@ -1,15 +1,28 @@
 """The runs of one population, and what they come to together: the composition of runs, as data.
 
 Formal guarantee. Consider all runs that draw from one budget, started at any time, in any order, side by side or one
-after another, each chosen by whatever earlier ones released. Let `Accounts.list_events` fit the budget. Together the
-runs are (epsilon, delta)-DP, with that budget, under its relation, for every user of any of them.
+after another. Let `Accounts.list_events` fit the budget, at any time. Together the runs are (epsilon, delta)-DP, with
+that budget, under its relation, for every user of any of them.
 * An open run is counted by all that it may come to (`bound_events`), one that is over by its charges. A run's ledger
   refuses a charge beyond what is counted, so every run is dominated by the events that are counted for it.
-* Interactive mechanisms compose side by side as they do one after another, with budgets chosen as they go (Vadhan and
-  Zhang 2023; Haney et al. 2023). So the counted events compose as those of one ledger.
+* Every release is one draw, and all draws of all runs happen in some order. So runs side by side compose as the draws
+  of one run do, each chosen by whatever earlier ones released.
 * A split of one name is another split in another run. That is an upper bound, see `privacy.accounting`.
-* The delta' of a selection costs (1 + e^epsilon) delta' at the epsilon that is promised. A run's ledger sets that aside
-  at the epsilon of the run. Here it is set aside at the epsilon of all runs together (`restate_selection`).
+
+Who chooses. Where all that is counted is Gaussian releases, to everyone or to groups, runs and budgets may be chosen by
+what earlier runs released: mu^2 adds up on every path, and has one limit (Smith and Thakurta 2022). Choices, selections
+and samples are not measured by one number. With them the guarantee is for runs whose kinds and budgets were not chosen
+by what earlier runs released: a choice between kinds by results may gain more than the sum says.
+
+Selections. One of delta' in a run of epsilon sets aside (1 + e^epsilon) delta' (`privacy.selection`). That is at least
+2 delta'. At any epsilon 2 delta' is enough, so it is enough at the epsilon of all runs together. The argument, in the
+words of that module, with Delta for the sum of all delta':
+1. Let T be the outcomes all of whose selected keys are in K. On T, R(D) is R_K(D) where no key outside K was selected.
+   Each time that has probability 1 - delta' or more, whatever was released, for the noise of each key is its own. So
+   P(R(D) in S and T) lies between (1 - Delta) P(R_K(D) in S and T) and P(R_K(D) in S and T), for D and for D'.
+2. Let x = e^epsilon P(R(D') in S). Then P(R(D) in S) <= P(R(D) in S and T) + Delta
+   <= e^epsilon P(R_K(D') in S and T) + delta_G + Delta <= x / (1 - Delta) + delta_G + Delta.
+3. If x <= 1 - Delta, that is at most x + delta_G + 2 Delta. Otherwise x + delta_G + 2 Delta is above 1.
 """
 
 from __future__ import annotations
@@ -18,8 +31,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
-
-import numpy as np
 
 from privrep.errors import BudgetExceeded
 from privrep.privacy.accounting import (
@@ -74,9 +85,9 @@ class Accounts:
     shares: Mapping[str, Share] = field(default_factory=dict)
 
     def list_events(self, *, without: str | None = None) -> list[Event]:
-        """Return all events that are counted at the budget of the file, but for one run's."""
+        """Return all events that are counted, as those of one ledger, but for one run's."""
         counted = [share for share in self.shares.values() if share.run != without and share.status != "returned"]
-        return combine_events([(share.run, share.budget.epsilon, share.events) for share in counted], self.budget)
+        return [event for share in counted for event in rename_splits(share.run, share.events)]
 
     @property
     def epsilon(self) -> float:
@@ -97,21 +108,17 @@ class Accounts:
         budget = replace(self.budget, epsilon=epsilon)
         return compute_epsilon([*self.list_events(), *bound_events((), budget)], self.budget.delta)
 
-    def check_fits(self, run: str, events: Sequence[Event], budget: Budget) -> None:
+    def check_fits(self, run: str, events: Sequence[Event]) -> None:
         """Raise BudgetExceeded unless these events of a run fit beside all other runs'."""
-        others = self.list_events(without=run)
-        try:
-            mine = combine_events([(run, budget.epsilon, events)], self.budget)
-            fits = within_budget([*others, *mine], self.budget.epsilon, self.budget.delta)
-        except OverflowError:
-            fits = False
+        together = [*self.list_events(without=run), *rename_splits(run, events)]
+        fits = within_budget(together, self.budget.epsilon, self.budget.delta)
         if not fits:
             reserved = sum(share.status == "open" for share in self.shares.values() if share.run != run)
             waiting = f"; {reserved} open runs hold a part of it" if reserved else ""
             raise BudgetExceeded(
                 f"the population's budget has no room for this run: epsilon {self.budget.epsilon:g} at delta "
-                f"{self.budget.delta:g}, of which one more run may take {self.epsilon_left:.4g}{waiting}. Ask for a "
-                "smaller epsilon; privrep population show lists all runs."
+                f"{self.budget.delta:g}, of which one more run may take {self.epsilon_left:.4g} at that delta"
+                f"{waiting}. Ask for a smaller epsilon; privrep population show lists all runs."
             )
 
 
@@ -133,31 +140,11 @@ def bound_events(charges: Sequence[Event], budget: Budget) -> tuple[Event, ...]:
     return (*others, Gaussian(1 / math.sqrt(rest))) if rest > 0 else tuple(others)
 
 
-def combine_events(runs: Sequence[tuple[str, float, Sequence[Event]]], budget: Budget) -> list[Event]:
-    """Return the events of several runs as those of one ledger. Raise OverflowError if a selection's delta is too much.
-
-    Args:
-        runs: the name, the epsilon of the budget, and the events of each.
-        budget: of all together.
-    """
-    return [_restate(event, run, epsilon, budget.epsilon) for run, epsilon, events in runs for event in events]
-
-
-def _restate(event: Event, run: str, epsilon: float, promised: float) -> Event:
-    if isinstance(event, Selection):
-        return restate_selection(event, epsilon, promised)
-    if isinstance(event, Gaussian) and event.group is not None:
-        return replace(event, group=replace(event.group, split=f"{run}/{event.group.split}"))
-    return event
-
-
-def restate_selection(event: Selection, epsilon: float, promised: float) -> Selection:
-    """Return a selection that sets aside (1 + e^promised) delta' of delta, where it did so at another epsilon.
-
-    Raise OverflowError if that is all of delta, or more.
-    """
-    log_ratio = float(np.logaddexp(0, promised) - np.logaddexp(0, epsilon))
-    delta = event.delta * math.exp(min(max(log_ratio, -600.0), 600.0)) * (1 if promised == epsilon else 1 + 1e-12)
-    if delta >= 1:
-        raise OverflowError("a selection takes all of delta")
-    return Selection(event.noise_multiplier, max(delta, 1e-300))
+def rename_splits(run: str, events: Sequence[Event]) -> list[Event]:
+    """Return the events of a run with splits of its own, for a list of several runs' events."""
+    return [
+        replace(event, group=replace(event.group, split=f"{run}/{event.group.split}"))
+        if isinstance(event, Gaussian) and event.group is not None
+        else event
+        for event in events
+    ]
