@@ -890,3 +890,26 @@ def test_a_hello_that_was_not_agreed_on_is_refused_in_the_midst_of_a_run(files: 
         host.answer_hello(hello(PRIVATE, {"epsilon": 5.0}))
         with pytest.raises(InputError, match="plan for the noise"):
             host.answer_hello(hello(PRIVATE, None))
+
+
+@pytest.mark.parametrize("noise_nodes", [1, 2])
+def test_a_node_that_has_the_model_answers_no_more_questions(
+    noise_nodes: int, files: list[Path], tmp_path: Path
+) -> None:
+    """What the run did not spend went back to the node's population ledger, and is no longer the run's."""
+    with federation(TASK, files, tmp_path / "nodes", noise_nodes=noise_nodes) as fed:
+        fed.run(tmp_path / "run")
+        sent = [one for one in fed.wire.record if (one.way, one.node, one.kind) == ("down", "a", "sums")]
+        host = fed.hosts["a"]
+        for _ in range(2):
+            with pytest.raises(InputError, match="the run is over"):
+                host.answer_sums(sent[-1].content)
+            host.close()  # a node that was started again
+
+
+def test_rows_stay_closed_where_the_noise_of_a_node_cannot_be_had(files: list[Path], tmp_path: Path) -> None:
+    with federation(PRIVATE, files, tmp_path / "nodes", simulation=False) as fed:
+        host = fed.hosts["a"]
+        with pytest.raises(InputError, match="epsilon"):
+            host.answer_hello(hello(PRIVATE, {"epsilon": -1.0}))
+        assert (host.run, host._users, host._own) == (None, None, None)

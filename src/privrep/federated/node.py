@@ -140,16 +140,23 @@ class Host:
             raise _NoData(str(error)) from None
 
     def _open(self, task: Task, fields: Mapping[str, Any]) -> None:
-        """Open the rows for a run that the server's hello describes, and the run of own noise, if there is one."""
+        """Open the rows for a run that the server's hello describes, and the run of own noise, if there is one.
+
+        Rows stay closed where anything fails: they are never open without the noise that the run asks for.
+        """
         self.close()
         self._check_task(task, fields["run"], fields["noise"])
-        users: Any = self._files.enter_context(task.open(self.data))
-        self._users = IsolatedUsers(users, strictly=fields["noise"] is not None)
-        account = self._open_account(fields["run"], users)
-        if fields["noise"] is not None:
-            self._own = self._open_own_run(task, fields["run"], str(fields["name"]), fields["noise"], account)
-        elif account is not None:
-            self._reserve(task, fields["run"], account)
+        try:
+            users: Any = self._files.enter_context(task.open(self.data))
+            self._users = IsolatedUsers(users, strictly=fields["noise"] is not None)
+            account = self._open_account(fields["run"], users)
+            if fields["noise"] is not None:
+                self._own = self._open_own_run(task, fields["run"], str(fields["name"]), fields["noise"], account)
+            elif account is not None:
+                self._reserve(task, fields["run"], account)
+        except BaseException:
+            self.close()
+            raise
         self.run = fields["run"]
 
     def _check_task(self, task: Task, run: str, noise: Any) -> None:
@@ -245,8 +252,10 @@ class Host:
     def answer_sums(self, content: RecordDict) -> RecordDict:
         """Answer a question with sums over this node's users, in one pass over their rows."""
         asked = unpack(content)[0].get("run")
-        if self._users is None or asked != self.run:
+        if self._users is None or self.run is None or asked != self.run:
             self._come_back(asked)
+        if self._has_model(asked):  # what the run did not spend went back to the population ledger
+            raise InputError("this node has the model of this run: the run is over, and nothing more is answered.")
         users = self._users
         assert users is not None
         question = Question.from_record(content, users.facts.features, users.facts.targets)
