@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from privrep.boundary import read_json, refusing
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,10 +37,8 @@ class Declared:
         """Return the value, as JSON or TOML has it."""
         if self.path is None:
             return self.value
-        try:
-            return json.loads(self.path.read_text())
-        except ValueError as error:
-            raise InputError(f"{self.where} is not JSON ({error}).") from None
+        with refusing(lambda why: f"{self.where} is not JSON ({why}).", (OSError,)):
+            return read_json(self.path)
 
 
 def read_scale(told: Declared | None, features: Sequence[str]) -> tuple[float, ...] | None:

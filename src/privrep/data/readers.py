@@ -20,10 +20,10 @@ from privrep.data.files import (
     find_file_dialect,
     find_format,
     make_text_options,
-    make_unreadable_error,
     open_csv,
     open_parquet,
     read_schema,
+    reading_table,
     require_column,
 )
 from privrep.data.missing import MissingCounts
@@ -129,7 +129,7 @@ def read_columns(
     types = {name: pa.large_string() if kind == "csv" else found.field(name).type for name in names}
     types = {name: each.value_type if pa.types.is_dictionary(each) else each for name, each in types.items()}
     types[user] = choose_user_type(user, found.field(user).type, kind, user_as_text)
-    try:
+    with reading_table(path):
         if kind == "csv":
             convert = make_text_options(list(types), MISSING_TEXT, {user: types[user]})
             with open_csv(path, dialect, convert, BATCH_BYTES // 4) as reader:
@@ -139,8 +139,6 @@ def read_columns(
             return pa.table({user: rows[user], **columns})
         with open_parquet(path) as file:
             return file.read(columns=list(types)).select(list(types)).cast(pa.schema(list(types.items())))
-    except (pa.ArrowException, OSError, UnicodeError) as error:
-        raise make_unreadable_error(path, error) from error
 
 
 def read_values(column: Any) -> Floats:

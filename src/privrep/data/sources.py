@@ -20,10 +20,10 @@ from privrep.data.files import (
     find_format,
     is_row_name,
     make_text_options,
-    make_unreadable_error,
     open_csv,
     open_parquet,
     read_schema,
+    reading_table,
     require_column,
 )
 from privrep.data.missing import IMPUTE, Missing, make_indicator_names
@@ -174,15 +174,16 @@ class TableSource:
     def _check_batches(self, problems: Problems, checked: bool) -> Iterator[Any]:
         """Yield batches until the first problem; raise one error for all problems at the end."""
         try:
-            for batch in self._read_csv(problems) if self.format == "csv" else self._read_parquet(problems):
-                if checked:
-                    self._note_bad_values(batch, problems)
-                problems.advance(batch.num_rows)
-                if not problems:
-                    yield batch
-        except (pa.ArrowException, OSError, UnicodeError) as error:
+            with reading_table(self.path):
+                for batch in self._read_csv(problems) if self.format == "csv" else self._read_parquet(problems):
+                    if checked:
+                        self._note_bad_values(batch, problems)
+                    problems.advance(batch.num_rows)
+                    if not problems:
+                        yield batch
+        except InputError:
             if not problems:
-                raise make_unreadable_error(self.path, error) from error
+                raise
         if problems:
             raise problems.error()
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from privrep.boundary import writing
 from privrep.errors import InputError
 from privrep.heads.heads import Heads
 from privrep.heads.margin_fitting import MarginHeads
@@ -48,9 +49,10 @@ def write_heads(heads: Heads | MarginHeads | OwnHeads, folder: Path) -> None:
     path = folder / FILE
     path.parent.mkdir(mode=0o700, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
-    os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
-    pq.write_table(table, temporary)
-    os.replace(temporary, path)
+    with writing(path):
+        os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
+        pq.write_table(table, temporary)
+        os.replace(temporary, path)
 
 
 def _tabulate_heads(heads: Heads) -> pa.Table:

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
+from privrep.boundary import read_json, refusing, say_why, writing
 from privrep.errors import InputError, ResumeError
 from privrep.heads.store import write_heads
 from privrep.privacy.billboard import Billboard
@@ -97,7 +96,7 @@ class ModelFolder:
         """Return the format that model.json names, else run.json; the empty string if neither does."""
         for name in (MODEL, RUN):
             try:
-                described = json.loads((self.path / name).read_text())
+                described = read_json(self.path / name)
             except (OSError, ValueError):
                 continue
             return str(described.get("format", "")) if isinstance(described, dict) else ""
@@ -120,7 +119,7 @@ class ModelFolder:
         wanted = json.loads(json.dumps(wanted))
         if self.begun:
             with self.damage(RUN):
-                stands = kind.completed(json.loads((self.path / RUN).read_text()))
+                stands = kind.completed(read_json(self.path / RUN))
             if stands != wanted:
                 where = f" ({_find_difference(stands, wanted)})" if kind.names_difference else ""
                 raise ResumeError(
@@ -212,7 +211,7 @@ class ModelFolder:
     def read_json(self, name: str, kind: ModelKind) -> Described:
         """Read model.json or run.json, as a folder of this kind has them."""
         with self.damage(name):
-            described: Described = json.loads((self.path / name).read_text())
+            described: Described = read_json(self.path / name)
             kind.check(described, self.path / name)
         return described
 
@@ -235,7 +234,7 @@ class ModelFolder:
         """Raise ValueError unless model.json, if there is one, was written when the ledger was as it is now."""
         if not self.finished:
             return
-        described = json.loads((self.path / MODEL).read_text())
+        described = read_json(self.path / MODEL)
         if described.get(SEAL) != ledger.seal:
             raise ValueError("it is not the ledger that the model was finished with")
 
@@ -261,17 +260,17 @@ class ModelFolder:
     @contextmanager
     def damage(self, part: str) -> Iterator[None]:
         """Turn whatever goes wrong in reading a part of the folder into one sentence that names both."""
+
+        def tell(why: str) -> str:
+            return f"{self.path} is damaged ({part}: {why}); restore it from a copy."
+
         try:
-            yield
-        except PermissionError:
-            raise
-        except (ValueError, LookupError, TypeError, AttributeError, OSError, pa.ArrowException) as error:
-            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).partition("\n")[0]
-            if isinstance(error, InputError) and str(self.path) in reason:
+            with refusing(tell, (PermissionError,)):
+                yield
+        except InputError as error:
+            if str(self.path) in str(error):
                 raise  # says it already
-            raise InputError(
-                f"{self.path} is damaged ({part}: {reason.rstrip('.')}); restore it from a copy."
-            ) from None
+            raise InputError(tell(say_why(error))) from None
 
 
 def _is_left_over(file: Path) -> bool:
@@ -282,8 +281,9 @@ def _is_left_over(file: Path) -> bool:
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Write a JSON file as a whole or not at all."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(data, indent=2) + "\n")
-    os.replace(temporary, path)
+    with writing(path):
+        temporary.write_text(json.dumps(data, indent=2) + "\n")
+        os.replace(temporary, path)
 
 
 def _find_difference(stands: Any, wanted: Mapping[str, Any], within: str = "") -> str:

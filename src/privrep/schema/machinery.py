@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import sys
-import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from pydantic_core import ErrorDetails as Mistake
 
+from privrep.boundary import LIMITS, parse_toml, read_text_file, refusing
 from privrep.errors import InputError
 from privrep.schema.standard import STANDARD, name_of
 
@@ -172,10 +172,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Return what a TOML file says, or standard input for `-`, unchecked."""
     if path != STANDARD and not path.is_file():
         raise InputError(f"there is no file {path}; check the path.")
-    try:
-        return tomllib.loads((sys.stdin.buffer.read() if path == STANDARD else path.read_bytes()).decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{name_of(path)} is not a TOML file: {error}.") from None
+    with refusing(lambda why: f"{name_of(path)} is not a TOML file: {why}.", (OSError,)):
+        most = LIMITS["text"].value
+        return parse_toml(sys.stdin.buffer.read(most + 1) if path == STANDARD else read_text_file(path))
 
 
 def _inputs(section: Section) -> Iterator[Path]:

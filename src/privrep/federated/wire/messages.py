@@ -18,9 +18,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from privrep.boundary import check_depth
 from privrep.errors import InputError
 from privrep.federated.wire.step_codec import decode, encode
 from privrep.privacy.bounds import Bound, LossBound
@@ -55,8 +55,9 @@ def unpack(content: RecordDict) -> tuple[dict[str, Any], Arrays]:
     if len(text) > MOST_TEXT:
         raise InputError(f"the text of a message has at most {MOST_TEXT:,} characters; this one has more.")
     try:
+        check_depth(text.encode())
         fields, arrays = json.loads(text, parse_constant=_refuse_constant), load(blob)
-    except (ValueError, RecursionError, SafetensorError, KeyError, TypeError, OverflowError):
+    except Exception:  # a parser's, which may quote what was sent
         raise InputError("a message is damaged: its text is not JSON, or its arrays cannot be read.") from None
     if not isinstance(fields, dict):
         raise InputError("the text of a message is a JSON object; this one is not.")
