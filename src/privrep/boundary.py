@@ -26,6 +26,7 @@ from privrep.errors import DiskFull, InputError, OverLimit, PrivrepError
 
 _Path = str | os.PathLike[str]
 _LONGEST = 300  # characters of a library's words in a sentence of ours
+_MOST_DIGITS = 40
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FULL_WORDS = ("No space left on device", "Disk quota exceeded", "File too large", "database or disk is full")
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.?)*+"?|[\[\]{}]', re.DOTALL)  # a text that does not end is one to the end
@@ -154,12 +155,30 @@ def read_text_file(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Return what a JSON text says. Raise ValueError if it is none, OverLimit if it is over a limit."""
+def parse_json(text: str | bytes, *, finite: bool = False) -> Any:
+    """Return what a JSON text says. Raise ValueError if it is none, OverLimit if it is over a limit.
+
+    Args:
+        text: of any length.
+        finite: whether NaN and infinite numbers, which Python writes and JSON does not have, are refused.
+    """
     raw = text.encode(errors="surrogatepass") if isinstance(text, str) else text
     check_text_size(len(raw))
     check_depth(raw)
-    return json.loads(text)
+    more: dict[str, Any] = {"parse_constant": _refuse_constant} if finite else {}
+    return json.loads(text, parse_int=_read_whole, **more)
+
+
+def _read_whole(digits: str) -> int:
+    """Return a whole number. Raise ValueError for one that no field holds, and that no float could."""
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"it has a number of {len(digits):,} digits")
+    return int(digits)
+
+
+def _refuse_constant(name: str) -> Any:
+    """Raise ValueError for a number that JSON does not have."""
+    raise ValueError(f"it has {name} for a number")
 
 
 def read_json(path: Path) -> Any:

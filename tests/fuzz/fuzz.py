@@ -28,12 +28,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import targets  # noqa: E402
-from targets import TARGETS, Case  # noqa: E402
+import targets
+from targets import TARGETS, Case
 
-from privrep.errors import MissingPackage, PrivrepError  # noqa: E402
+from privrep.errors import MissingPackage, PrivrepError
 
-SLOW = 20  # seconds
+SLOW = 20  # seconds of its own
 LARGE = 1 << 30  # bytes
 MEMORY = 12 << 30  # bytes of addresses, so that a fault ends a case, not the machine
 SHOWN = 40  # faults of a target of which the traceback is kept
@@ -60,7 +60,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def try_case(case: Case, seed: int, name: str) -> tuple[str, str]:
     """Open one changed input. Return "opened", "refused" or "FAULT", and what is wrong."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    signal.setitimer(signal.ITIMER_REAL, SLOW)
+    signal.setitimer(signal.ITIMER_PROF, SLOW)
     try:
         case(random.Random(f"{name} {seed}"))
     except MissingPackage:
@@ -77,7 +77,7 @@ def try_case(case: Case, seed: int, name: str) -> tuple[str, str]:
     else:
         end = "opened"
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     return ("FAULT", f"it takes {grown:,} bytes") if grown > LARGE else (end, "")
 
@@ -115,7 +115,9 @@ def list_targets() -> list[str]:
     """Return the targets that can be tried here: without PyTorch there are no networks, without Flower no messages."""
     from importlib.util import find_spec
 
-    left_out = {f"models: {name}" for name in ("network", "one user's network", "pairs")} if not find_spec("torch") else set()
+    left_out = (
+        {f"models: {name}" for name in ("network", "one user's network", "pairs")} if not find_spec("torch") else set()
+    )
     left_out |= {"messages", "steps", "tasks", "federate configurations"} if not find_spec("flwr") else set()
     left_out |= {"images", "tables of images"} if not find_spec("PIL") else set()
     return [name for name in TARGETS if name not in left_out]
@@ -126,7 +128,7 @@ def list_targets() -> list[str]:
 
 def _work(name: str, first: int, count: int, last: Any, results: Any) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    signal.signal(signal.SIGALRM, _stop)
+    signal.signal(signal.SIGPROF, _stop)
     os.environ |= {"OMP_NUM_THREADS": "1"}
 
     def note(seed: int) -> None:
@@ -139,7 +141,9 @@ def _run_all(shares: dict[str, int], seed: int, jobs: int, report: Callable[[str
     """Try all targets in chunks, each in a process of its own, so that one which dies ends its chunk alone."""
     context = multiprocessing.get_context("fork")
     waiting = [
-        (name, seed + start, min(CHUNK, count - start)) for name, count in shares.items() for start in range(0, count, CHUNK)
+        (name, seed + start, min(CHUNK, count - start))
+        for name, count in shares.items()
+        for start in range(0, count, CHUNK)
     ]
     running: list[tuple[Any, str, int, int, Any, Any]] = []
     while waiting or running:
@@ -197,7 +201,9 @@ def main() -> int:
         rate = count / max(whole.seconds, 1e-9)
         ends = "  ".join(f"{whole.ends[end]:9,} {end}" for end in ("opened", "refused"))
         print(f"{name:28s} {ends}  {wrong:6,} faults  {rate:8,.0f} a second")
-    print(f"{cases:,} cases from seed {asked.seed} in {seconds:.0f} s ({cases / seconds:,.0f} a second), {faults:,} faults")
+    print(
+        f"{cases:,} cases from seed {asked.seed} in {seconds:.0f} s ({cases / seconds:,.0f} a second), {faults:,} faults"
+    )
     print(f"models made in {made - began:.0f} s")
     return int(faults > 0)
 

@@ -43,7 +43,8 @@ def open_archive(path: _Path, names: Sequence[str] | None = None) -> dict[str, N
         with np.load(path) as file:
             arrays = {name: file[name] for name in chosen}
         for name, array in arrays.items():
-            if array.dtype.kind == "U" and (array.reshape(-1).view(array.dtype.byteorder + "u4") > MOST_CHARACTER).any():
+            characters = array.reshape(-1).view(f"{array.dtype.byteorder}u4") if array.dtype.kind == "U" else None
+            if characters is not None and (characters > MOST_CHARACTER).any():
                 raise ValueError(f"{name} holds text that is none")
     return arrays
 

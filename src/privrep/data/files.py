@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.csv as csv
-import pyarrow.parquet as pq
 
-from privrep.boundary import LIMITS, check_expansion, open_packed, say_why
+from privrep.boundary import open_packed, say_why
 from privrep.data.dialects import Dialect, find_dialect, is_packed
+from privrep.data.parquet import open_parquet as open_parquet
 from privrep.data.problems import Problems
 from privrep.data.problems import is_text as is_text
 from privrep.errors import InputError, OverLimit, PrivrepError
@@ -27,7 +27,6 @@ SUFFIXES: dict[str, Literal["parquet", "csv"]] = {
     ".csv": "csv",
     ".csv.gz": "csv",
 }
-_READ_BUFFER = 1 << 16  # per column; a memory map is as fast, but all it has touched counts as this process's memory
 _ROW_NAMES = re.compile(r"|__index_level_\d+__|Unnamed: \d+")
 _Path = str | os.PathLike[str]
 
@@ -39,37 +38,6 @@ def find_format(path: _Path) -> Literal["parquet", "csv"]:
         if name.endswith(suffix):
             return kind
     raise InputError(f"{path} does not end in {', '.join(SUFFIXES)}; convert the file to one of these.")
-
-
-def open_parquet(path: _Path) -> Any:
-    """Open a Parquet file for reading in batches, without mapping it into memory.
-
-    Raise OverLimit if it is far smaller than what it would become.
-    """
-    file = pq.ParquetFile(path, buffer_size=_READ_BUFFER, pre_buffer=False)
-    try:
-        _check_parquet(file.metadata, os.stat(path).st_size)
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
-def _check_parquet(metadata: Any, size: int) -> None:
-    """Raise OverLimit if a part of a column, or a byte for each value, is far larger than what is stored of it.
-
-    Args:
-        metadata: of the Parquet file.
-        size: of the file in bytes.
-    """
-    check_expansion(metadata.num_rows * metadata.num_columns, size)
-    for group in range(metadata.num_row_groups):
-        row_group = metadata.row_group(group)
-        if row_group.total_byte_size <= LIMITS["expanded"].value and row_group.total_byte_size >= 0:
-            continue  # as nearly all are
-        for column in range(row_group.num_columns):
-            part = row_group.column(column)
-            check_expansion(part.total_uncompressed_size, min(part.total_compressed_size, size))
 
 
 def open_csv(path: _Path, dialect: Dialect, convert: Any, block_size: int, problems: Problems | None = None) -> Any:

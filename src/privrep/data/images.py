@@ -23,10 +23,12 @@ from privrep.boundary import check_expansion, refusing, unpack
 from privrep.data.archives import read_arrays as read_arrays
 from privrep.data.categories import MOST_CLASSES
 from privrep.data.files import find_format, is_text, open_parquet, reading_table, require_column
+from privrep.data.parquet import iterate_batches
 from privrep.errors import InputError, OverLimit, missing_package
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # none of which another program is started for
+_IMAGES = 1024  # rows of a table that are read at once
 _BYTES = 4  # of a pixel, while it is decoded
 _CIFAR_SIDE = 32
 _IDX_BYTES = 0x08  # the only kind of number in an idx file of images
@@ -215,7 +217,8 @@ def read_image_parquet(
             named = [(option, name) for option, name in (("image", image), ("label", label), ("user", user)) if name]
             for option, name in named:
                 require_column(name, option, path, file.schema_arrow.names)
-            table = file.read(columns=list(dict.fromkeys(name for _, name in named)))
+        columns = list(dict.fromkeys(name for _, name in named))
+        table = pa.Table.from_batches(list(iterate_batches(path, columns, _IMAGES, whole=True)))
         encoded = _read_encoded(path, image, table.column(image))
     rows = ((f"row {row} of {path}", value) for row, value in enumerate(encoded))
     pixels = _decode_all(rows, len(encoded), size, colour)

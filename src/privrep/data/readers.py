@@ -21,13 +21,14 @@ from privrep.data.files import (
     find_format,
     make_text_options,
     open_csv,
-    open_parquet,
     read_schema,
     reading_table,
     require_column,
 )
 from privrep.data.missing import MissingCounts
+from privrep.data.parquet import iterate_batches
 from privrep.data.sources import BATCH_BYTES as BATCH_BYTES
+from privrep.data.sources import MAX_BATCH_ROWS
 from privrep.data.sources import TableSource as TableSource
 from privrep.data.table import UserTable
 from privrep.data.text_values import MISSING_TEXT
@@ -137,8 +138,8 @@ def read_columns(
             empty = {name: pc.equal(rows[name], "") for name in names if name != user}
             columns = {name: pc.if_else(mask, None, rows[name]) for name, mask in empty.items()}
             return pa.table({user: rows[user], **columns})
-        with open_parquet(path) as file:
-            return file.read(columns=list(types)).select(list(types)).cast(pa.schema(list(types.items())))
+        table = pa.Table.from_batches(list(iterate_batches(path, list(types), MAX_BATCH_ROWS, whole=True)))
+        return table.select(list(types)).cast(pa.schema(list(types.items())))
 
 
 def read_values(column: Any) -> Floats:

@@ -261,9 +261,7 @@ class ModelFolder:
     def damage(self, part: str) -> Iterator[None]:
         """Turn whatever goes wrong in reading a part of the folder into one sentence that names both."""
 
-        def tell(why: str) -> str:
-            return f"{self.path} is damaged ({part}: {why}); restore it from a copy."
-
+        tell = self.tell_damage(part)
         try:
             with refusing(tell, (PermissionError,)):
                 yield
@@ -271,6 +269,10 @@ class ModelFolder:
             if str(self.path) in str(error):
                 raise  # says it already
             raise InputError(tell(say_why(error))) from None
+
+    def tell_damage(self, part: str) -> Callable[[str], str]:
+        """Return a function that makes a sentence about damage to a part of the folder, of the reason for it."""
+        return lambda why: f"{self.path} is damaged ({part}: {why}); restore it from a copy."
 
 
 def _is_left_over(file: Path) -> bool:

@@ -55,6 +55,8 @@ def _check(described: Any, path: Path) -> None:
     for part, kind in _PARTS.items():
         if not isinstance(described[part], kind):
             raise ValueError(f"{part} is no {kind.__name__}")
+    if described["unit"] not in ("user", "pair"):
+        raise ValueError("unit is none that is known")
     for key in ("epsilon", "delta", "seed", "mechanism", "settings", "pairs_per_user"):
         described["config"][key]
     for side in ("image", "text"):

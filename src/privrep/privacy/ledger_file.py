@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from privrep.boundary import parse_json, read_text_file, refusing, writing
+from privrep.boundary import parse_json, read_text_file, refusing, say_why, writing
 from privrep.errors import InputError
 from privrep.privacy.events import Event, event_from_json
 
@@ -211,10 +211,10 @@ def read_file(path: Path) -> Contents:
             chained = _check_chain(chained, line, data)
             if number > 1:
                 _add(entries, data, chained is not None)
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        except Exception as error:
             if isinstance(error, InputError) and number == 1:
                 raise
-            raise InputError(_damaged(path, number, error)) from None
+            raise InputError(_damaged(path, number, say_why(error))) from None
     return Contents(header, entries, whole, unended, chained, number)
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from privrep.boundary import say_why
 from privrep.errors import InputError, OtherPeople, ResumeError
 from privrep.privacy.accounting import total_mu, within_budget
 from privrep.privacy.events import Event, Gaussian, Relation, event_from_json, event_to_json
@@ -265,7 +266,7 @@ def _connect(path: Path) -> Iterator[sqlite3.Connection]:
         if "locked" in str(error):
             raise InputError(f"{path} is in use by another process for over {WAIT:g} seconds. Try again.") from None
         raise InputError(f"{path} cannot be used as a population ledger ({error}). Nothing was drawn.") from None
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeError) as error:
         raise InputError(f"{path} is no population ledger, or is damaged ({error}). Restore it from a copy.") from None
     finally:
         if connection is not None:
@@ -307,10 +308,10 @@ def _read(connection: sqlite3.Connection, path: Path) -> tuple[Accounts, str]:
         try:
             data, head = read_chained(head, line.encode())
             accounts = _read_header(data) if accounts is None else _replay(accounts, data)
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        except Exception as error:
             raise InputError(
-                f"{path} is damaged in line {number} ({error}); restore it from a copy. What it says was spent cannot "
-                "be trusted."
+                f"{path} is damaged in line {number} ({say_why(error)}); restore it from a copy. What it says was "
+                "spent cannot be trusted."
             ) from None
     if accounts is None:
         raise InputError(f"{path} is no population ledger: it is empty.")
