@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo federated-demo test mutations lint wheel pictures benchmark figure1 tables jester films frontier classes writers margin table1 table1-night image-users benchmark-neural dp-clip benchmark-multimodal benchmark-federated clean
+.PHONY: demo federated-demo test mutations fuzz lint wheel pictures benchmark figure1 tables jester films frontier classes writers margin table1 table1-night image-users benchmark-neural dp-clip benchmark-multimodal benchmark-federated clean
 
 $(VENV)/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -39,6 +39,11 @@ test: $(VENV)/dev lint
 
 mutations: $(VENV)/dev   ## break the code on purpose, one line at a time: the tests must notice
 	$(BIN)/python tests/mutations/mutate.py
+
+CASES ?= 1000000
+SEED ?= 0
+fuzz: $(VENV)/dev   ## open CASES changed inputs of every kind, from SEED: each is read or refused in one sentence
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python tests/fuzz/fuzz.py --cases $(CASES) --seed $(SEED)
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .

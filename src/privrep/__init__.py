@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # what type checkers see of the table below
     from privrep.data.synthetic import make_population as make_population
     from privrep.errors import BudgetExceeded as BudgetExceeded
     from privrep.errors import ColumnNote as ColumnNote
+    from privrep.errors import DiskFull as DiskFull
     from privrep.errors import FittedAgain as FittedAgain
     from privrep.errors import InputError as InputError
     from privrep.errors import MissingPackage as MissingPackage
@@ -82,6 +83,7 @@ _MODULES = {
     "PrivateFactorization": "privrep.estimators.ratings",
     "PrivateFedRepClassifier": "privrep.estimators.classification",
     "PrivateMarginSelector": "privrep.estimators.margin",
+    "DiskFull": "privrep.errors",
     "FittedAgain": "privrep.errors",
     "OtherPeople": "privrep.errors",
     "OutsideLedger": "privrep.errors",

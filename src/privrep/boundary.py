@@ -71,12 +71,12 @@ def say_why(error: BaseException) -> str:
         return "there is not enough memory for it"
     if isinstance(error, KeyError):
         return f"{_shorten(str(error))} is missing"
-    return _shorten(str(error)).rstrip(".") or type(error).__name__
+    return _shorten(str(error)) or type(error).__name__
 
 
 def _shorten(text: str) -> str:
     """Return the first line of a text, as far as it can be printed."""
-    line = next(iter(text.splitlines()), "")
+    line = next(iter(text.splitlines()), "").rstrip(". ")
     shown = "".join(each if each.isprintable() else "?" for each in line[:_LONGEST])
     return shown + ("..." if len(line) > _LONGEST else "")
 

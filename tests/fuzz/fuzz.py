@@ -201,10 +201,8 @@ def main() -> int:
         rate = count / max(whole.seconds, 1e-9)
         ends = "  ".join(f"{whole.ends[end]:9,} {end}" for end in ("opened", "refused"))
         print(f"{name:28s} {ends}  {wrong:6,} faults  {rate:8,.0f} a second")
-    print(
-        f"{cases:,} cases from seed {asked.seed} in {seconds:.0f} s ({cases / seconds:,.0f} a second), {faults:,} faults"
-    )
-    print(f"models made in {made - began:.0f} s")
+    rate = f"{cases / seconds:,.0f} a second, models were made in {made - began:.0f} s before"
+    print(f"{cases:,} cases from seed {asked.seed} in {seconds:.0f} s ({rate}), {faults:,} faults")
     return int(faults > 0)
 
 

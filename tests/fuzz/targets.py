@@ -1,4 +1,4 @@
-"""Everything that privrep opens, with valid inputs and the way they are changed. A new format joins by a line of TARGETS.
+"""Everything that privrep opens: valid inputs and how they are changed. A new format joins by a line of TARGETS.
 
 Preparing a target makes its valid inputs in a folder and returns a function that changes one of them, opens it, and
 lets every exception through.
@@ -401,7 +401,7 @@ def _make_parquets(folder: Path) -> list[bytes]:
 
 
 def _open_table(path: Path, rng: Random) -> None:
-    """Read a table as commands do: as numbers, with categories, as labels, with columns read whole, or by regrouping."""
+    """Read a table as commands do: as numbers, with categories, as labels, as whole columns, or in batches."""
     from privrep.data.files import read_schema
     from privrep.data.readers import TableSource, read_columns, read_table
 

@@ -15,8 +15,7 @@ from privrep.boundary import LIMITS, check_expansion
 from privrep.data.problems import is_text
 
 _READ_BUFFER = 1 << 16  # per column; a memory map is as fast, but all it has touched counts as this process's memory
-_SHARED = {"RLE_DICTIONARY", "PLAIN_DICTIONARY"}  # encodings by which one value stands in many rows
-_WHOLE = {"PLAIN", "RLE", "BIT_PACKED"}  # encodings of bytes by which each row has its own
+_ROW = 8  # bytes that a row counts as, at least
 _LEAST_ROWS = 64
 _Path = str | os.PathLike[str]
 
@@ -40,20 +39,18 @@ def open_parquet(path: _Path, shared: Sequence[str] = ()) -> Any:
 
 
 def _check_sizes(metadata: Any, size: int) -> None:
-    """Raise OverLimit if a part of a column, or a byte for each value, is far larger than what is stored of it.
+    """Raise OverLimit if a file is far smaller than its columns unpacked, or its rows take next to nothing.
+
+    Repeated values take next to nothing. So a byte for each value counts, and eight for each row. Of parts of columns
+    nothing is asked here: pyarrow ends the process where the footer is wrong about one.
 
     Args:
         metadata: of the Parquet file.
         size: of the file in bytes.
     """
-    check_expansion(metadata.num_rows * metadata.num_columns, size)
-    for group in range(metadata.num_row_groups):
-        row_group = metadata.row_group(group)
-        if 0 <= row_group.total_byte_size <= LIMITS["expanded"].value:
-            continue  # as nearly all are
-        for column in range(row_group.num_columns):
-            part = row_group.column(column)
-            check_expansion(part.total_uncompressed_size, min(part.total_compressed_size, size))
+    check_expansion(metadata.num_rows * max(metadata.num_columns, _ROW), size)
+    groups = (metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
+    check_expansion(sum(max(unpacked, 0) for unpacked in groups), size)
 
 
 def iterate_batches(path: _Path, columns: Sequence[str], rows: int, *, whole: bool = False) -> Iterator[Any]:
@@ -87,35 +84,22 @@ def iterate_batches(path: _Path, columns: Sequence[str], rows: int, *, whole: bo
 def _limit_rows(path: str, changed: int, size: int, columns: tuple[str, ...], rows: int) -> int:
     """Return how many rows a batch may have, found once for each size and time of change.
 
-    A long value that is stored once may stand in every row. Then a batch has fewer rows, however few bytes they take.
+    A long text that is stored once may stand in every row. Then a batch has fewer rows, however few bytes they take.
     """
-    most = LIMITS["expanded"].value
     with open_parquet(path) as file:
-        flat = {name for name in file.schema_arrow.names if is_text(file.schema_arrow.field(name).type)}
-        shared: dict[str, list[int]] = {}  # columns of text, and the row groups in which values are stored once
-        for group in range(file.metadata.num_row_groups):
-            row_group = file.metadata.row_group(group)
-            for place in range(row_group.num_columns):
-                part = row_group.column(place)
-                name, encodings = part.path_in_schema, set(part.encodings)
-                if part.physical_type != "BYTE_ARRAY" or name.partition(".")[0] not in columns or encodings <= _WHOLE:
-                    continue
-                if encodings <= _WHOLE | _SHARED and name in flat:
-                    shared.setdefault(name, []).append(group)
-                else:
-                    rows = min(rows, max(most // max(part.total_uncompressed_size, 1), _LEAST_ROWS))
-    longest = _find_longest(path, shared) if shared else 0
-    return min(rows, max(most // max(longest * max(len(shared), 1), 1), _LEAST_ROWS))
-
-
-def _find_longest(path: str, shared: dict[str, list[int]]) -> int:
-    """Return the bytes of the longest text that is stored once, of these columns in these row groups."""
+        text = [name for name in columns if name in file.schema_arrow.names]
+        text = [name for name in text if is_text(file.schema_arrow.field(name).type)]
     longest = 0
-    with open_parquet(path, list(shared)) as file:
-        for name, groups in shared.items():
-            for group in groups:
-                batch = next(file.iter_batches(1, row_groups=[group], columns=[name]), None)
-                column = None if batch is None else batch.column(0)
-                if column is not None and pa.types.is_dictionary(column.type) and len(column.dictionary):
-                    longest = max(longest, pc.max(pc.binary_length(column.dictionary)).as_py() or 0)
-    return longest
+    with open_parquet(path, text) as file:
+        for group in range(file.metadata.num_row_groups) if text else ():
+            for batch in file.iter_batches(1, row_groups=[group], columns=text):
+                longest = max(longest, sum(_find_longest(column) for column in batch.columns))
+                break  # with the first row come all texts that are stored once
+    return min(rows, max(LIMITS["expanded"].value // max(longest, 1), _LEAST_ROWS))
+
+
+def _find_longest(column: Any) -> int:
+    """Return the bytes of the longest text of a column that comes as a dictionary, or 0."""
+    if not pa.types.is_dictionary(column.type) or not len(column.dictionary):
+        return 0
+    return int(pc.max(pc.binary_length(column.dictionary)).as_py() or 0)

@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from privrep.boundary import writing
 from privrep.data.missing import MissingCounts
 from privrep.data.readers import BATCH_BYTES, TableSource, read_checked_batches
 
@@ -173,12 +175,9 @@ def copy_checked(source: TableSource, path: Path, counts: MissingCounts) -> tupl
         path: of the copy.
         counts: where missing values are counted.
     """
-    writer = _Writer(source, path)
-    try:
+    with writing(path), closing(_Writer(source, path)) as writer:
         for table in _merge_batches(read_ahead(read_checked_batches(source, counts)), BATCH_BYTES):
             writer.write(table)
-    finally:
-        writer.close()
     return _describe_copy(source, path), writer.seen
 
 
@@ -192,11 +191,8 @@ def regroup(rows: Rows, source: TableSource, folder: Path, limit: int) -> tuple[
         limit: most bytes of rows in memory.
     """
     path = folder / "users.parquet"
-    writer = _Writer(source, path)
-    try:
+    with writing(path), closing(_Writer(source, path)) as writer:
         _write_sorted(rows, writer, source.schema, folder / "part", limit)
-    finally:
-        writer.close()
     pa.default_memory_pool().release_unused()
     return _describe_copy(source, path), writer.seen
 

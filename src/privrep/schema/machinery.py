@@ -161,7 +161,12 @@ class Configuration(Section):
 
     def missing_files(self) -> list[Path]:
         """Return the paths that a fit would read and that are not there."""
-        return [path for path in _inputs(self) if not path.exists()]
+        try:
+            return [path for path in _inputs(self) if not path.exists()]
+        except OSError as error:  # a name that no file can have
+            raise InputError(
+                f"a path of the config cannot be one ({error.strerror}): {str(error.filename)[:60]!r}..."
+            ) from None
 
 
 class _Refused(InputError):
