@@ -156,7 +156,7 @@ def test_other_errors_than_of_a_full_disk_pass_a_writer() -> None:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit that small files go over, so that tests are quick."""
     monkeypatch.setenv("PRIVREP_MAX_EXPANDED", "100000")
-    monkeypatch.setenv("PRIVREP_MAX_RATIO", "50")
+    monkeypatch.setenv("PRIVREP_MAX_RATIO", "20")
 
 
 ROWS = 200_000

@@ -94,7 +94,7 @@ def _make_near(value: Any, rng: Random) -> Any:
         return rng.choice((not value, int(value), str(value)))
     if isinstance(value, int | float):
         return rng.choice(
-            (-value, value * 2, str(value), [value], rng.choice(NUMBERS), float(value) if value < 2**60 else 0)
+            (-value, value * 2, str(value), [value], rng.choice(NUMBERS), float(value) if abs(value) < 2**60 else 0)
         )
     if isinstance(value, str):
         return rng.choice((value + "x", value[:-1], value.upper(), [value], rng.choice(TEXTS), 3))

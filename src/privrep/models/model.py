@@ -168,6 +168,8 @@ def load(path: Path) -> Model:
         d = representation.matrix.shape[0]
     with folder.damage(MODEL):
         config.check(d)
+        if config.ratings != (representation.ratings is not None) or (config.ratings and len(columns.categories) != 1):
+            raise ValueError("it is of ratings in one place and not in another")
         if public_map is None and (columns.features or columns.categorical) and len(columns.feature_names) != d:
             raise ValueError(f"its columns make {len(columns.feature_names):,} features, and the model has {d:,}")
     ledger = folder.read_ledger(billboard)

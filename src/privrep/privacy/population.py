@@ -265,9 +265,10 @@ def _connect(path: Path) -> Iterator[sqlite3.Connection]:
     except sqlite3.OperationalError as error:
         if "locked" in str(error):
             raise InputError(f"{path} is in use by another process for over {WAIT:g} seconds. Try again.") from None
-        raise InputError(f"{path} cannot be used as a population ledger ({error}). Nothing was drawn.") from None
+        raise InputError(f"{path} cannot be used as a population ledger ({say_why(error)}). Nothing was drawn.") from None
     except (sqlite3.DatabaseError, UnicodeError) as error:
-        raise InputError(f"{path} is no population ledger, or is damaged ({error}). Restore it from a copy.") from None
+        why = f"{path} is no population ledger, or is damaged ({say_why(error)})"
+        raise InputError(f"{why}. Restore it from a copy.") from None
     finally:
         if connection is not None:
             connection.close()
