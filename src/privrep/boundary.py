@@ -274,7 +274,7 @@ class ExpandingFile(io.RawIOBase):
 
 def open_packed(path: _Path) -> io.BufferedReader:
     """Open a file packed with gzip to read it unpacked, as far as its limits go."""
-    return io.BufferedReader(ExpandingFile(path), 1 << 17)
+    return io.BufferedReader(ExpandingFile(path), 1 << 20)
 
 
 def unpack(content: bytes) -> bytes:

@@ -88,6 +88,10 @@ def find_dialect(path: _Path, user: str | None = None, asked: Dialect | None = N
 def _find_cached(path: str, changed: int, size: int, user: str | None, asked: Dialect) -> Dialect:
     """Return how a file is written, found once for each size and time of change."""
     encoding = asked.encoding or _find_encoding(path, changed, size)
+    if asked.encoding and is_packed(path):
+        with _open_bytes(path) as file:
+            while file.read(_CHUNK):  # which refuses a file that becomes too large
+                pass
     return Dialect(encoding, asked.delimiter or _find_delimiter(path, encoding, user), asked.decimal)
 
 

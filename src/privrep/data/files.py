@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.csv as csv
 
-from privrep.boundary import open_packed, say_why
+from privrep.boundary import say_why
 from privrep.data.dialects import Dialect, find_dialect, is_packed
 from privrep.data.parquet import open_parquet as open_parquet
 from privrep.data.problems import Problems
@@ -50,7 +50,8 @@ def open_csv(path: _Path, dialect: Dialect, convert: Any, block_size: int, probl
         block_size: bytes of a block.
         problems: where lines of another length than the header's are noted; without it they are an error.
     """
-    stream = open_packed(path) if is_packed(path) else pa.input_stream(os.fspath(path), compression=None)
+    # whoever found the dialect read all of a packed file, and looked at what it becomes
+    stream = pa.input_stream(os.fspath(path), compression="gzip" if is_packed(path) else None)
     # without threads, errors come with the number of their row
     encoding = "utf8" if dialect.encoding in (None, "utf-8") else dialect.encoding
     read = csv.ReadOptions(use_threads=False, block_size=block_size, encoding=encoding)
