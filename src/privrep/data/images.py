@@ -29,7 +29,7 @@ from privrep.errors import InputError, OverLimit, missing_package
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # none of which another program is started for
 _IMAGES = 1024  # rows of a table that are read at once
-_BYTES = 4  # of a pixel, while it is decoded
+_BYTES = 12  # of a pixel, while it is decoded, converted and copied
 _CIFAR_SIDE = 32
 _IDX_BYTES = 0x08  # the only kind of number in an idx file of images
 _Path = str | os.PathLike[str]

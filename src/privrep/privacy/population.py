@@ -265,7 +265,8 @@ def _connect(path: Path) -> Iterator[sqlite3.Connection]:
     except sqlite3.OperationalError as error:
         if "locked" in str(error):
             raise InputError(f"{path} is in use by another process for over {WAIT:g} seconds. Try again.") from None
-        raise InputError(f"{path} cannot be used as a population ledger ({say_why(error)}). Nothing was drawn.") from None
+        why = f"{path} cannot be used as a population ledger ({say_why(error)})"
+        raise InputError(f"{why}. Nothing was drawn.") from None
     except (sqlite3.DatabaseError, UnicodeError) as error:
         why = f"{path} is no population ledger, or is damaged ({say_why(error)})"
         raise InputError(f"{why}. Restore it from a copy.") from None
