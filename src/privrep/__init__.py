@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # what type checkers see of the table below
     from privrep.errors import NothingLearned as NothingLearned
     from privrep.errors import OtherPeople as OtherPeople
     from privrep.errors import OutsideLedger as OutsideLedger
+    from privrep.errors import OverLimit as OverLimit
     from privrep.errors import PrivrepError as PrivrepError
     from privrep.errors import ResumeError as ResumeError
     from privrep.errors import UnknownLabels as UnknownLabels
@@ -70,6 +71,7 @@ _MODULES = {
     "CentaurRegressor": "privrep.estimators.network_regression",
     "ClassPopulation": "privrep.data.synthetic",
     "ColumnNote": "privrep.errors",
+    "DiskFull": "privrep.errors",
     "InputError": "privrep.errors",
     "MarginHead": "privrep.heads.personal",
     "MissingPackage": "privrep.errors",
@@ -83,10 +85,10 @@ _MODULES = {
     "PrivateFactorization": "privrep.estimators.ratings",
     "PrivateFedRepClassifier": "privrep.estimators.classification",
     "PrivateMarginSelector": "privrep.estimators.margin",
-    "DiskFull": "privrep.errors",
     "FittedAgain": "privrep.errors",
     "OtherPeople": "privrep.errors",
     "OutsideLedger": "privrep.errors",
+    "OverLimit": "privrep.errors",
     "PrivrepError": "privrep.errors",
     "ResumeError": "privrep.errors",
     "Taste": "privrep.heads.personal",
