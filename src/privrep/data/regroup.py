@@ -6,7 +6,6 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +17,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from privrep.boundary import writing
 from privrep.data.missing import MissingCounts
 from privrep.data.readers import BATCH_BYTES, TableSource, read_checked_batches
 
@@ -175,9 +173,12 @@ def copy_checked(source: TableSource, path: Path, counts: MissingCounts) -> tupl
         path: of the copy.
         counts: where missing values are counted.
     """
-    with writing(path), closing(_Writer(source, path)) as writer:
+    writer = _Writer(source, path)
+    try:
         for table in _merge_batches(read_ahead(read_checked_batches(source, counts)), BATCH_BYTES):
             writer.write(table)
+    finally:
+        writer.close()
     return _describe_copy(source, path), writer.seen
 
 
@@ -191,8 +192,11 @@ def regroup(rows: Rows, source: TableSource, folder: Path, limit: int) -> tuple[
         limit: most bytes of rows in memory.
     """
     path = folder / "users.parquet"
-    with writing(path), closing(_Writer(source, path)) as writer:
+    writer = _Writer(source, path)
+    try:
         _write_sorted(rows, writer, source.schema, folder / "part", limit)
+    finally:
+        writer.close()
     pa.default_memory_pool().release_unused()
     return _describe_copy(source, path), writer.seen
 
