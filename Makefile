@@ -6,10 +6,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
 KILLS ?= 1000
-CASES ?= 10000
+CHANGES ?= 10000
 TRIALS ?= 1000
+CASES ?= 1000000
+SEED ?= 0
 
-.PHONY: demo federated-demo test mutations kills tampering lint wheel pictures benchmark figure1 tables jester films frontier classes writers margin table1 table1-night image-users benchmark-neural dp-clip benchmark-multimodal benchmark-federated clean
+.PHONY: demo federated-demo test mutations kills tampering fuzz lint wheel pictures benchmark figure1 tables jester films frontier classes writers margin table1 table1-night image-users benchmark-neural dp-clip benchmark-multimodal benchmark-federated clean
 
 $(VENV)/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -47,8 +49,11 @@ mutations: $(VENV)/dev   ## break the code on purpose, one line at a time: the t
 kills: $(VENV)/dev   ## kill runs at random moments, KILLS times, from outside: nothing is lost, posted unpaid or drawn twice
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python tests/end_to_end/random_kills.py --kills $(KILLS)
 
-tampering: $(VENV)/dev   ## CASES changes to models' books, TRIALS of threads at one ledger: all that matters is refused
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python tests/privacy/tampering.py --cases $(CASES) --trials $(TRIALS)
+tampering: $(VENV)/dev   ## CHANGES changes to models' books, TRIALS of threads at one ledger: all that matters is refused
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python tests/privacy/tampering.py --cases $(CHANGES) --trials $(TRIALS)
+
+fuzz: $(VENV)/dev   ## open CASES changed inputs of every kind, from SEED: each is read or refused in one sentence
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python tests/fuzz/fuzz.py --cases $(CASES) --seed $(SEED)
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .

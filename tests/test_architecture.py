@@ -351,7 +351,9 @@ KERNEL = Rule(
     lambda tree: (
         (line, found)
         for line, found in imports("privrep")(tree)
-        if not found.startswith(("imports privrep.privacy", "imports privrep.typing", "imports privrep.errors"))
+        if not found.startswith(
+            tuple(f"imports privrep.{name}" for name in ("privacy", "typing", "boundary", "errors"))
+        )
     ),
     (),
 )

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # what type checkers see of the table below
     from privrep.data.synthetic import make_population as make_population
     from privrep.errors import BudgetExceeded as BudgetExceeded
     from privrep.errors import ColumnNote as ColumnNote
+    from privrep.errors import DiskFull as DiskFull
     from privrep.errors import FittedAgain as FittedAgain
     from privrep.errors import InputError as InputError
     from privrep.errors import MissingPackage as MissingPackage
@@ -33,6 +34,7 @@ if TYPE_CHECKING:  # what type checkers see of the table below
     from privrep.errors import NothingLearned as NothingLearned
     from privrep.errors import OtherPeople as OtherPeople
     from privrep.errors import OutsideLedger as OutsideLedger
+    from privrep.errors import OverLimit as OverLimit
     from privrep.errors import PrivrepError as PrivrepError
     from privrep.errors import ResumeError as ResumeError
     from privrep.errors import UnknownLabels as UnknownLabels
@@ -70,6 +72,7 @@ _MODULES = {
     "CentaurRegressor": "privrep.estimators.network_regression",
     "ClassPopulation": "privrep.data.synthetic",
     "ColumnNote": "privrep.errors",
+    "DiskFull": "privrep.errors",
     "InputError": "privrep.errors",
     "MarginHead": "privrep.heads.personal",
     "MissingPackage": "privrep.errors",
@@ -86,6 +89,7 @@ _MODULES = {
     "FittedAgain": "privrep.errors",
     "OtherPeople": "privrep.errors",
     "OutsideLedger": "privrep.errors",
+    "OverLimit": "privrep.errors",
     "PrivrepError": "privrep.errors",
     "ResumeError": "privrep.errors",
     "Taste": "privrep.heads.personal",

@@ -14,12 +14,20 @@ class InputError(PrivrepError, ValueError):
     """Data, an option or a folder that privrep cannot use. The message names it and says what to do."""
 
 
+class OverLimit(InputError):
+    """Input over a limit of `privrep.boundary`. The message names the limit and the variable that raises it."""
+
+
 class MissingPackage(InputError, ImportError):
     """A package that this part of privrep needs is not installed; the message says how to install it."""
 
 
 class BudgetExceeded(PrivrepError, RuntimeError):
     """A release that would spend more than the ledger's budget. Nothing was drawn and nothing was recorded."""
+
+
+class DiskFull(PrivrepError, OSError):
+    """A file that could not be written because the disk is full. What was written before stands, and can go on."""
 
 
 class NothingLearned(UserWarning):

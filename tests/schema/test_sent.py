@@ -48,7 +48,7 @@ def test_another_type_is_one_short_sentence(name: str, value: Any) -> None:
     with pytest.raises(InputError) as refused:
         read({**GOOD, name: value})
     said = str(refused.value)
-    assert said.startswith(f"it.{name} of the task is not what it should be. Got ")
+    assert said.startswith(f"it.{name} is not what it should be. Got ")
     assert len(said) < 120
 
 

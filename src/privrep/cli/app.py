@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from privrep import __version__
+from privrep.boundary import is_full
 from privrep.cli.budget import budget
 from privrep.cli.command import with_screen
 from privrep.cli.config import config
@@ -46,8 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(args=None if arguments is None else list(arguments), prog_name="privrep")
     except PrivrepError as error:
         refuse(str(error))
-    except OSError as error:
-        if error.filename is None:
+    except MemoryError:
+        refuse("there is not enough memory for this; use a machine with more, or give it less at once.")
+    except Exception as error:
+        if is_full(error):
+            refuse("the disk is full. Make room and run the same command again: what was written before still stands.")
+        if not isinstance(error, OSError) or error.filename is None:
             raise
         refuse(f"{error.filename}: {(error.strerror or str(error)).lower()}.")
 

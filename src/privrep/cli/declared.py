@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from privrep.boundary import read_json, refusing
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,10 +38,8 @@ class Declared:
         """Return the value, as JSON or TOML has it."""
         if self.path is None:
             return self.value
-        try:
-            return json.loads(self.path.read_text())
-        except ValueError as error:
-            raise InputError(f"{self.where} is not JSON ({error}).") from None
+        with refusing(lambda why: f"{self.where} is not JSON ({why}).", (OSError,)):
+            return read_json(self.path)
 
 
 def read_scale(told: Declared | None, features: Sequence[str]) -> tuple[float, ...] | None:
@@ -152,4 +151,4 @@ def _as_kind(texts: list[str], kind: str) -> list[Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

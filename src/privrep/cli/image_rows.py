@@ -8,13 +8,13 @@ data.toml                a file of `fit-neural`: its sections [data] and [users]
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from privrep.boundary import read_json
 from privrep.cli.options import split_names
 from privrep.errors import InputError
 
@@ -72,7 +72,7 @@ def takes_rows_of_images(folder: Path) -> bool:
     if is_network(folder):
         return True
     try:
-        described = json.loads((folder / "model.json").read_text())
+        described = read_json(folder / "model.json")
     except (OSError, ValueError):
         return False
     return isinstance(described, dict) and described.get("public_map") is not None

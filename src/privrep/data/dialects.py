@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import gzip
+import io
 import os
 import re
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
+from privrep.boundary import open_packed
 from privrep.errors import InputError
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -86,6 +88,10 @@ def find_dialect(path: _Path, user: str | None = None, asked: Dialect | None = N
 def _find_cached(path: str, changed: int, size: int, user: str | None, asked: Dialect) -> Dialect:
     """Return how a file is written, found once for each size and time of change."""
     encoding = asked.encoding or _find_encoding(path, changed, size)
+    if asked.encoding and is_packed(path):
+        with _open_bytes(path) as file:
+            while file.read(_CHUNK):  # which refuses a file that becomes too large
+                pass
     return Dialect(encoding, asked.delimiter or _find_delimiter(path, encoding, user), asked.decimal)
 
 
@@ -125,9 +131,7 @@ def _find_delimiter(path: str, encoding: str, user: str | None) -> str:
 
 def _open_bytes(path: _Path) -> IO[bytes]:
     """Open a file for reading bytes, unpacked if it is gzipped."""
-    opened: Any = gzip.open if is_packed(path) else open
-    file: IO[bytes] = opened(path, "rb")
-    return file
+    return open_packed(path) if is_packed(path) else open(path, "rb")
 
 
 def open_text(path: _Path, mode: str, *, packed: bool, encoding: str | None = "utf-8") -> IO[str]:
@@ -139,9 +143,11 @@ def open_text(path: _Path, mode: str, *, packed: bool, encoding: str | None = "u
         packed: whether it is gzipped.
         encoding: how it is encoded.
     """
-    opened: Any = gzip.open if packed else open
     name = "utf-8-sig" if encoding in (None, "utf-8") and mode == "r" else encoding or "utf-8"
     errors = "surrogateescape" if name in _UTF8 else "replace"
+    if packed and mode == "r":
+        return io.TextIOWrapper(open_packed(path), encoding=name, errors=errors, newline="")
+    opened: Any = gzip.open if packed else open
     file: IO[str] = opened(path, f"{mode}t", newline="", encoding=name, errors=errors)
     return file
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.csv as csv
-import pyarrow.parquet as pq
 
-from privrep.data.dialects import Dialect, find_dialect
+from privrep.boundary import say_why
+from privrep.data.dialects import Dialect, find_dialect, is_packed
+from privrep.data.parquet import open_parquet as open_parquet
 from privrep.data.problems import Problems
 from privrep.data.problems import is_text as is_text
-from privrep.errors import InputError
+from privrep.errors import InputError, OverLimit, PrivrepError
 
 SUFFIXES: dict[str, Literal["parquet", "csv"]] = {
     ".parquet": "parquet",
@@ -26,7 +27,6 @@ SUFFIXES: dict[str, Literal["parquet", "csv"]] = {
     ".csv": "csv",
     ".csv.gz": "csv",
 }
-_READ_BUFFER = 1 << 16  # per column; a memory map is as fast, but all it has touched counts as this process's memory
 _ROW_NAMES = re.compile(r"|__index_level_\d+__|Unnamed: \d+")
 _Path = str | os.PathLike[str]
 
@@ -40,11 +40,6 @@ def find_format(path: _Path) -> Literal["parquet", "csv"]:
     raise InputError(f"{path} does not end in {', '.join(SUFFIXES)}; convert the file to one of these.")
 
 
-def open_parquet(path: _Path) -> Any:
-    """Open a Parquet file for reading in batches, without mapping it into memory."""
-    return pq.ParquetFile(path, buffer_size=_READ_BUFFER, pre_buffer=False)
-
-
 def open_csv(path: _Path, dialect: Dialect, convert: Any, block_size: int, problems: Problems | None = None) -> Any:
     """Open a CSV file to read its rows in blocks.
 
@@ -55,8 +50,8 @@ def open_csv(path: _Path, dialect: Dialect, convert: Any, block_size: int, probl
         block_size: bytes of a block.
         problems: where lines of another length than the header's are noted; without it they are an error.
     """
-    packed = Path(path).name.lower().endswith(".gz")
-    stream = pa.input_stream(os.fspath(path), compression="gzip" if packed else None)
+    # whoever found the dialect read all of a packed file, and looked at what it becomes
+    stream = pa.input_stream(os.fspath(path), compression="gzip" if is_packed(path) else None)
     # without threads, errors come with the number of their row
     encoding = "utf8" if dialect.encoding in (None, "utf-8") else dialect.encoding
     read = csv.ReadOptions(use_threads=False, block_size=block_size, encoding=encoding)
@@ -102,10 +97,8 @@ def find_file_dialect(path: _Path, user: str | None, asked: Dialect | None = Non
     check_exists(path)
     if find_format(path) == "parquet":
         return asked or Dialect()
-    try:
+    with reading_table(path):
         return find_dialect(path, user, asked)
-    except (OSError, EOFError, zlib.error, UnicodeError) as error:
-        raise make_unreadable_error(path, error) from error
 
 
 def read_schema(path: _Path, user: str, block_size: int, asked: Dialect | None = None) -> Any:
@@ -120,14 +113,10 @@ def read_schema(path: _Path, user: str, block_size: int, asked: Dialect | None =
         asked: how a CSV file is declared to be written.
     """
     dialect, kind = find_file_dialect(path, user, asked), find_format(path)
-    try:
+    with reading_table(path):
         schema, rows = (
             _read_csv_schema(path, user, block_size, dialect) if kind == "csv" else _read_parquet_schema(path)
         )
-    except (pa.ArrowException, OSError, UnicodeError) as error:
-        if "Empty CSV file" not in str(error):
-            raise make_unreadable_error(path, error) from error
-        rows = 0
     if rows == 0:
         raise InputError(f"{path} has no rows; give a file with at least one.")
     repeated = [name for name, times in Counter(schema.names).items() if times > 1 and not is_row_name(name)]
@@ -153,9 +142,14 @@ def _read_csv_schema(path: _Path, user: str, block_size: int, dialect: Dialect) 
     Of types only the users' type counts: integers where Arrow takes the first block for integers, else text.
     """
     problems = Problems(path)
-    with open_csv(path, dialect, csv.ConvertOptions(), block_size, problems) as reader:
-        found = reader.schema
-        rows = next((batch.num_rows for batch in reader if batch.num_rows), 0)
+    try:
+        with open_csv(path, dialect, csv.ConvertOptions(), block_size, problems) as reader:
+            found = reader.schema
+            rows = next((batch.num_rows for batch in reader if batch.num_rows), 0)
+    except pa.ArrowInvalid as error:
+        if "Empty CSV file" not in str(error):
+            raise
+        return pa.schema([]), 0
     if not rows and problems:
         raise problems.error()
     kind = pa.large_string()
@@ -203,9 +197,22 @@ def choose_user_type(name: str, found: Any, kind: Literal["parquet", "csv"], as_
     raise InputError(f"the user column {name!r} holds values of type {found}; make them integers or text.")
 
 
+@contextmanager
+def reading_table(path: _Path) -> Iterator[None]:
+    """Turn whatever goes wrong in reading a table into one sentence that names the file."""
+    try:
+        yield
+    except OverLimit as error:
+        raise make_unreadable_error(path, error) from None
+    except PrivrepError:
+        raise
+    except Exception as error:
+        raise make_unreadable_error(path, error) from error
+
+
 def make_unreadable_error(path: _Path, error: Exception) -> InputError:
-    """Return the error to raise for an error of Arrow's, or of the system's."""
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    """Return the error to raise for an error of Arrow's, of Python's or of the system's."""
+    text = say_why(error)
     if found := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", text):
         return InputError(
             f"row {int(found[1]) - 1} of {path} has {found[3]} values under a header of {found[2]}; correct that line."

@@ -236,7 +236,7 @@ def _note_dates(problems: Problems, name: str, column: Any) -> None:
     if text is None:
         return
     dates = pc.fill_null(looks_like_date(text), False)
-    if 2 * pc.sum(dates).as_py() > len(text) - text.null_count > 0:
+    if 2 * pc.sum(dates, min_count=0).as_py() > len(text) - text.null_count > 0:
         problems.note(name, DATES, TURN_DATES, dates)
 
 

@@ -6,12 +6,9 @@ users that occur are data. Whoever hands the names of classes on to a fit says t
 
 from __future__ import annotations
 
-import gzip
 import io
 import os
 import struct
-import zipfile
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +19,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from privrep.boundary import check_expansion, refusing, unpack
+from privrep.data.archives import read_arrays as read_arrays
 from privrep.data.categories import MOST_CLASSES
-from privrep.data.files import find_format, is_text, make_unreadable_error, open_parquet, require_column
-from privrep.errors import InputError, missing_package
+from privrep.data.files import find_format, is_text, open_parquet, reading_table, require_column
+from privrep.data.parquet import iterate_batches
+from privrep.errors import InputError, OverLimit, missing_package
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # none of which another program is started for
+_IMAGES = 1024  # rows of a table that are read at once
+_BYTES = 12  # of a pixel, while it is decoded, converted and copied
 _CIFAR_SIDE = 32
 _IDX_BYTES = 0x08  # the only kind of number in an idx file of images
 _Path = str | os.PathLike[str]
@@ -209,15 +212,14 @@ def read_image_parquet(
         raise InputError(f"{path} is not a Parquet file; write the table as Parquet.")
     if not Path(path).is_file():
         raise InputError(f"there is no file {path}; check the path.")
-    try:
+    with reading_table(path):
         with open_parquet(path) as file:
             named = [(option, name) for option, name in (("image", image), ("label", label), ("user", user)) if name]
             for option, name in named:
                 require_column(name, option, path, file.schema_arrow.names)
-            table = file.read(columns=list(dict.fromkeys(name for _, name in named)))
-    except (pa.ArrowException, OSError) as error:
-        raise make_unreadable_error(path, error) from error
-    encoded = _read_encoded(path, image, table.column(image))
+        columns = list(dict.fromkeys(name for _, name in named))
+        table = pa.Table.from_batches(list(iterate_batches(path, columns, _IMAGES, whole=True)))
+        encoded = _read_encoded(path, image, table.column(image))
     rows = ((f"row {row} of {path}", value) for row, value in enumerate(encoded))
     pixels = _decode_all(rows, len(encoded), size, colour)
     labels, listed = np.full(len(encoded), -1, dtype=np.int64), tuple(names or ())
@@ -233,10 +235,8 @@ def _read_bytes(path: _Path) -> bytes:
     content = Path(path).read_bytes()
     if content[:2] != b"\x1f\x8b":
         return content
-    try:
-        return gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path} is broken or cut short (gzip: {error}); fetch it again.") from error
+    with refusing(lambda why: f"{path} is broken or cut short (gzip: {why}); fetch it again."):
+        return unpack(content)
 
 
 def _read_idx_array(path: _Path, axes: int) -> NDArray[np.uint8]:
@@ -296,21 +296,6 @@ def _read_cifar_sheets(folder: Path, part: str) -> Images:
         parts.append(pixels.reshape(across, side, across, side, 3).swapaxes(1, 2).reshape(-1, side, side, 3))
     listed = arrays.get("classes")
     return Images(np.concatenate(parts), labels, _number_classes(labels) if listed is None else tuple(map(str, listed)))
-
-
-def read_arrays(path: _Path, wanted: Sequence[str], welcome: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Return arrays of a NumPy archive, as in `wanted`, all of them, and in `welcome`, where they are there."""
-    if not Path(path).is_file():
-        raise InputError(f"there is no file {path}; check the path.")
-    try:
-        with zipfile.ZipFile(path), np.load(path) as file:
-            missing = [name for name in wanted if name not in file.files]
-            arrays = {name: file[name] for name in (*wanted, *welcome) if name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(f"{path} cannot be read as a NumPy archive ({error}); write it with numpy.savez.") from error
-    if missing:
-        raise InputError(f"{path} has no array {missing[0]!r}; write it with numpy.savez({missing[0]}=...).")
-    return arrays
 
 
 def _read_encoded(path: _Path, name: str, column: Any) -> list[bytes | None]:
@@ -376,10 +361,13 @@ def _decode(name: str, source: Path | bytes, colour: bool, size: tuple[int, int]
     """Return the pixels of one encoded image, resized where a size is given."""
     pillow = _import_pillow()
     try:
-        with pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+        with pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS) as image:
+            check_expansion(_BYTES * image.width * image.height, _measure(source))
             deep = image.mode[0] in "IF"
             decoded = image.convert("RGB" if colour else "L")
-    except (OSError, ValueError, SyntaxError, EOFError, struct.error, pillow.DecompressionBombError) as error:
+    except OverLimit as error:
+        raise InputError(f"{name} cannot be read as an image ({error}); correct or leave it out.") from None
+    except Exception as error:  # a decoder's, which may quote what it read
         raise InputError(
             f"{name} cannot be read as an image ({type(error).__name__}); correct or leave it out."
         ) from error
@@ -388,6 +376,11 @@ def _decode(name: str, source: Path | bytes, colour: bool, size: tuple[int, int]
     if size is not None and decoded.size != size[::-1]:
         decoded = decoded.resize(size[::-1], pillow.Resampling.BILINEAR)
     return np.asarray(decoded)
+
+
+def _measure(source: Path | bytes) -> int:
+    """Return the bytes of an encoded image."""
+    return len(source) if isinstance(source, bytes) else source.stat().st_size
 
 
 def _import_pillow() -> Any:

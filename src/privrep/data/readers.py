@@ -20,14 +20,15 @@ from privrep.data.files import (
     find_file_dialect,
     find_format,
     make_text_options,
-    make_unreadable_error,
     open_csv,
-    open_parquet,
     read_schema,
+    reading_table,
     require_column,
 )
 from privrep.data.missing import MissingCounts
+from privrep.data.parquet import iterate_batches
 from privrep.data.sources import BATCH_BYTES as BATCH_BYTES
+from privrep.data.sources import MAX_BATCH_ROWS
 from privrep.data.sources import TableSource as TableSource
 from privrep.data.table import UserTable
 from privrep.data.text_values import MISSING_TEXT
@@ -129,7 +130,7 @@ def read_columns(
     types = {name: pa.large_string() if kind == "csv" else found.field(name).type for name in names}
     types = {name: each.value_type if pa.types.is_dictionary(each) else each for name, each in types.items()}
     types[user] = choose_user_type(user, found.field(user).type, kind, user_as_text)
-    try:
+    with reading_table(path):
         if kind == "csv":
             convert = make_text_options(list(types), MISSING_TEXT, {user: types[user]})
             with open_csv(path, dialect, convert, BATCH_BYTES // 4) as reader:
@@ -137,10 +138,8 @@ def read_columns(
             empty = {name: pc.equal(rows[name], "") for name in names if name != user}
             columns = {name: pc.if_else(mask, None, rows[name]) for name, mask in empty.items()}
             return pa.table({user: rows[user], **columns})
-        with open_parquet(path) as file:
-            return file.read(columns=list(types)).select(list(types)).cast(pa.schema(list(types.items())))
-    except (pa.ArrowException, OSError, UnicodeError) as error:
-        raise make_unreadable_error(path, error) from error
+        table = pa.Table.from_batches(list(iterate_batches(path, list(types), MAX_BATCH_ROWS, whole=True)))
+        return table.select(list(types)).cast(pa.schema(list(types.items())))
 
 
 def read_values(column: Any) -> Floats:

@@ -20,13 +20,13 @@ from privrep.data.files import (
     find_format,
     is_row_name,
     make_text_options,
-    make_unreadable_error,
     open_csv,
-    open_parquet,
     read_schema,
+    reading_table,
     require_column,
 )
 from privrep.data.missing import IMPUTE, Missing, make_indicator_names
+from privrep.data.parquet import iterate_batches
 from privrep.data.problems import CODES, Problems, name_value_kind, note_type
 from privrep.data.text_values import MISSING_TEXT, find_leading_zeros, read_integers, read_numbers, read_truth
 from privrep.errors import InputError
@@ -174,15 +174,16 @@ class TableSource:
     def _check_batches(self, problems: Problems, checked: bool) -> Iterator[Any]:
         """Yield batches until the first problem; raise one error for all problems at the end."""
         try:
-            for batch in self._read_csv(problems) if self.format == "csv" else self._read_parquet(problems):
-                if checked:
-                    self._note_bad_values(batch, problems)
-                problems.advance(batch.num_rows)
-                if not problems:
-                    yield batch
-        except (pa.ArrowException, OSError, UnicodeError) as error:
+            with reading_table(self.path):
+                for batch in self._read_csv(problems) if self.format == "csv" else self._read_parquet(problems):
+                    if checked:
+                        self._note_bad_values(batch, problems)
+                    problems.advance(batch.num_rows)
+                    if not problems:
+                        yield batch
+        except InputError:
             if not problems:
-                raise make_unreadable_error(self.path, error) from error
+                raise
         if problems:
             raise problems.error()
 
@@ -308,9 +309,8 @@ class TableSource:
         return int(np.clip(BATCH_BYTES // width, 256, MAX_BATCH_ROWS))
 
     def _read_parquet(self, problems: Problems) -> Iterator[Any]:
-        with open_parquet(self.path) as file:
-            for batch in file.iter_batches(self._batch_rows, columns=list(self.columns)):
-                yield self._conform(batch, problems)
+        for batch in iterate_batches(self.path, self.columns, self._batch_rows):
+            yield self._conform(batch, problems)
 
     def _read_csv(self, problems: Problems) -> Iterator[Any]:
         assert self.dialect is not None

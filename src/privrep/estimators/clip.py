@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
+from privrep.boundary import refusing
 from privrep.errors import InputError, needed
 from privrep.estimators.accounts import check_account, open_account, warn_if_again
 from privrep.privacy.population import PopulationLedger
@@ -245,7 +246,8 @@ class DPClip(BaseEstimator):
         with where.damage(BILLBOARD):
             mean = saved.mean
         model.described_, model.settings_ = saved.described, settings
-        model.towers_ = model.towers_of(layout, mean)
+        with refusing(where.tell_damage(MODEL)):
+            model.towers_ = model.towers_of(layout, mean)
         with where.damage(BILLBOARD):
             model.weights_, model.noise_multiplier_ = saved.weights(model.towers_.size), saved.noise_multiplier
         model.ledger_, model.billboard_ = found.ledger, found.billboard

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from privrep.boundary import refusing
 from privrep.errors import InputError, NothingLearned, needed
 from privrep.estimators.accounts import check_account, open_account, warn_if_again
 from privrep.privacy.population import Account, PopulationLedger
@@ -321,13 +322,14 @@ class Centaur(ClassifierMixin, BaseEstimator):
         with where.damage(MODEL):
             plan = plan_from_json(saved.described["plan"])
             given = arguments(saved.described, where.path, representation, head, features)
-        model, wanted = cls(**given, cache=cache), int(saved.described["feature_count"])
-        model.n_features_in_, known = wanted, check_classes(model.classes, model.head)
-        model.classes_ = list_classes(known)
-        model.described_ = {name: value for name, value in saved.described.items() if name != PERSONAL}
-        model.map_ = map_of(model, plan, wanted)
-        own = wanted if model.map_ is None else model.map_.size
-        modules, shape = trained_modules(model, plan, wanted), model._shape_of(plan)
+        with refusing(where.tell_damage(MODEL)):
+            model, wanted = cls(**given, cache=cache), int(saved.described["feature_count"])
+            model.n_features_in_, known = wanted, check_classes(model.classes, model.head)
+            model.classes_ = list_classes(known)
+            model.described_ = {name: value for name, value in saved.described.items() if name != PERSONAL}
+            model.map_ = map_of(model, plan, wanted)
+            own = wanted if model.map_ is None else model.map_.size
+            modules, shape = trained_modules(model, plan, wanted), model._shape_of(plan)
         with where.damage(BILLBOARD):
             model.learned_ = restore(plan, saved.billboard[PAGE], modules, shape, own)
         model.heads_ = None

@@ -6,7 +6,6 @@ stay on the node, and no privacy is spent.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from privrep.boundary import read_json
 from privrep.data.images import Images
 from privrep.data.missing import REFUSE
 from privrep.data.readers import TableSource, assemble, read_checked_batches, read_user_ids, read_values
@@ -23,6 +23,7 @@ from privrep.estimators.network import Centaur
 from privrep.estimators.network_heads import Joined, check_kinds, join_heads, kind_of
 from privrep.federated.neural_task import NeuralTask, read_arrays
 from privrep.federated.task import task_from_json
+from privrep.models.folder import ModelFolder
 from privrep.neural.checks import rows_of
 from privrep.neural.features import check_finite
 
@@ -88,11 +89,8 @@ def _open_model(folder: Path) -> tuple[NeuralTask, Centaur]:
             f"{folder} has no hello.json, which says how files are read, as a folder has that was copied in part; read "
             f"the model in Python, by Centaur.load({str(model)!r})."
         )
-    try:
-        task = task_from_json(json.loads(hello.read_text())["task"])
-    except (ValueError, LookupError, TypeError) as error:
-        reason = str(error).partition("\n")[0].rstrip(".")
-        raise InputError(f"{folder} is damaged (hello.json: {reason}); restore it from a copy.") from None
+    with ModelFolder(folder).damage(hello.name):
+        task = task_from_json(read_json(hello)["task"])
     if not isinstance(task, NeuralTask):
         raise InputError(f"{hello} is of a model of tables, and {model} is a neural one; restore them from a copy.")
     task.check_own(model)

@@ -12,8 +12,6 @@ from __future__ import annotations
 import json
 import math
 import warnings
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -23,6 +21,7 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from privrep.data.archives import open_archive
 from privrep.data.categories import MOST_CLASSES, Categories
 from privrep.data.images import Images, read_npz
 from privrep.data.missing import REFUSE
@@ -331,15 +330,8 @@ def _read_rows(task: NeuralTask, path: Path) -> UserTable:
 
 def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     """Return these arrays of a NumPy archive; raise InputError if one is missing or the file cannot be read."""
-    if not path.is_file():
-        raise InputError(f"there is no file {path}; check the path.")
-    try:
-        with zipfile.ZipFile(path), np.load(path) as file:
-            missing = [name for name in names if name not in file.files]
-            arrays = {name: file[name] for name in names if name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(f"{path} cannot be read as a NumPy archive ({error}); write it with numpy.savez.") from None
-    if missing:
+    arrays = open_archive(path, names)
+    if missing := [name for name in names if name not in arrays]:
         wanted = ", ".join(f"{name}=..." for name in names)
         raise InputError(f"{path} has no array {missing[0]!r}; write it with numpy.savez({wanted}).")
     return arrays

@@ -10,7 +10,6 @@ FOLDER/accounts/RUN.jsonl  ledger of a run that the server adds the noise to, wh
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import re
@@ -28,6 +27,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
+from privrep.boundary import read_json
 from privrep.errors import InputError, PrivrepError
 from privrep.federated.agreement import Agreement
 from privrep.federated.credentials import is_loopback, read_node_key
@@ -264,7 +264,7 @@ class Host:
     def _come_back(self, run: Any) -> None:
         """Open the rows of a run that an earlier process of this node took part in."""
         known = self.folder / "hello.json"
-        fields = json.loads(known.read_text()) if known.is_file() else {}
+        fields = read_json(known) if known.is_file() else {}
         if not isinstance(run, str) or fields.get("run") != run:
             raise _UnknownRun
         self._open(task_from_json(fields["task"]), fields)
@@ -311,7 +311,7 @@ class Host:
     def _has_model(self, run: str) -> bool:
         """Return whether the folder holds the model of this run."""
         known = self.folder / "run.json"
-        return (self.folder / "model" / "model.json").is_file() and json.loads(known.read_text()) == {"run": run}
+        return (self.folder / "model" / "model.json").is_file() and read_json(known) == {"run": run}
 
     def _check_folder(self, run: str) -> None:
         """Raise InputError if the folder belongs to another run.

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from privrep.boundary import read_json, refusing, writing
 from privrep.errors import InputError
 from privrep.federated.config import FederationSettings
 from privrep.federated.task import Task
@@ -47,8 +48,10 @@ class RunLog:
             json.dumps({"task": task.to_json(), "noise": settings.noise, "noise_nodes": settings.noise_nodes})
         )
         if path.is_file():
-            stands = json.loads(path.read_text())
-            if {name: stands[name] for name in asked} != asked:
+            with refusing(lambda why: f"{path} is damaged ({why}); restore it from a copy."):
+                stands = dict(read_json(path))
+                stands["run"], known = str(stands["run"]), {name: stands[name] for name in asked}
+            if known != asked:
                 raise InputError(
                     f"{self._model} holds a run with other settings. Continue it with the same configuration, or "
                     "choose another folder."
@@ -65,7 +68,8 @@ class RunLog:
         path = self.place / "roster.json"
         if not path.is_file():
             return {}
-        return {name: read_facts(fields) for name, fields in json.loads(path.read_text()).items()}
+        with refusing(lambda why: f"{path} is damaged ({why}); restore it from a copy."):
+            return {name: read_facts(fields) for name, fields in read_json(path).items()}
 
     def keep_roster(self, roster: Mapping[str, Facts]) -> None:
         """Write the facts of each node that takes part, so that a restarted server goes on with the same nodes."""
@@ -81,7 +85,10 @@ class RunLog:
 def write_private(path: Path, data: Mapping[str, Any]) -> None:
     """Write data as JSON for the owner's eyes alone, whole and synced to the disk, or not at all."""
     temporary = path.with_suffix(".tmp")
-    with open(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+    with (
+        writing(path),
+        open(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file,
+    ):
         json.dump(data, file, indent=1)
         file.flush()
         os.fsync(file.fileno())

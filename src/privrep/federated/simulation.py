@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from privrep.data.archives import open_archive
 from privrep.data.dialects import read_text_rows
 from privrep.data.files import find_file_dialect, find_format, read_schema
 from privrep.errors import InputError
@@ -114,18 +115,14 @@ def _open_text(path: Path) -> Any:
 
 def _deal_arrays(path: Path, user: str, nodes: int, folder: Path) -> list[Path]:
     """Split a NumPy archive: arrays with one entry per row are dealt among the nodes, others go to all of them."""
-    try:
-        with np.load(path) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, OSError) as error:
-        raise InputError(f"{path} cannot be read as a NumPy archive ({str(error).splitlines()[0]}).") from None
+    arrays = open_archive(path)
     if user not in arrays or arrays[user].ndim != 1:
         raise InputError(f"{path} has no list {user!r}, which names the user of each row.")
     where, parts = _assign_nodes(arrays[user], nodes, path), []
     for number in range(nodes):
         parts.append(folder / f"node-{number + 1}.npz")
         chosen = where == number
-        dealt = {n: a[chosen] if a.ndim and len(a) == len(chosen) else a for n, a in arrays.items()}
+        dealt: dict[str, Any] = {n: a[chosen] if a.ndim and len(a) == len(chosen) else a for n, a in arrays.items()}
         np.savez(parts[-1], **dealt)
     return parts
 

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from privrep.boundary import writing
 from privrep.errors import InputError
 from privrep.heads.heads import Heads
 from privrep.heads.margin_fitting import MarginHeads
@@ -48,9 +50,10 @@ def write_heads(heads: Heads | MarginHeads | OwnHeads, folder: Path) -> None:
     path = folder / FILE
     path.parent.mkdir(mode=0o700, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
-    os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
-    pq.write_table(table, temporary)
-    os.replace(temporary, path)
+    with writing(path):
+        os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
+        pq.write_table(table, temporary)
+        os.replace(temporary, path)
 
 
 def _tabulate_heads(heads: Heads) -> pa.Table:
@@ -106,10 +109,10 @@ def _tabulate_margin(heads: MarginHeads) -> pa.Table:
 def read_margin_heads(folder: Path, rank: int) -> MarginHeads:
     """Read the heads of a selection; raise ValueError if they are of another rank, or hold no finite numbers."""
     table = pq.read_table(folder / FILE)
-    weights = np.asarray(table["weights"].combine_chunks().flatten(), dtype=np.float64).reshape(len(table), -1)
-    if weights.shape[1] != rank or not np.isfinite(weights).all():
+    weights = _read_lists(table, "weights")
+    if weights is None or weights.shape[1] != rank or not np.isfinite(weights).all():
         raise ValueError("its heads are of another representation")
-    return MarginHeads(table["user"].to_numpy(zero_copy_only=False), weights)
+    return MarginHeads(_read_ids(table), weights)
 
 
 def read_heads(folder: Path) -> Heads:
@@ -123,9 +126,9 @@ def read_heads(folder: Path) -> Heads:
         raise KeyError("shared")
     means = _read_lists(table, "means")
     return Heads(
-        table["user"].to_numpy(zero_copy_only=False)[::q],
-        table["kind"].to_numpy(),
-        table["intercept"].to_numpy(),
+        _read_ids(table, q),
+        _read_column(table, "kind", np.int8),
+        _read_column(table, "intercept", np.float64),
         shared,
         np.where(has_own, np.cumsum(has_own) - 1, -1),
         np.asarray(own.flatten(), dtype=np.float64).reshape(int(has_own.sum()), d),
@@ -136,10 +139,38 @@ def read_heads(folder: Path) -> Heads:
     )
 
 
+def _read_column(table: pa.Table, name: str, kind: type[np.generic]) -> NDArray[Any]:
+    """Return a column of numbers or of yes and no, (rows,). Raise ValueError if it is another or lacks some."""
+    values = table[name]
+    if values.null_count or pa.types.is_nested(values.type):
+        raise ValueError(f"its {name} lack some values, or are lists")
+    return np.asarray(values.to_numpy()).astype(kind, casting="same_kind")
+
+
+def _read_ids(table: pa.Table, targets: int = 1) -> NDArray[Any]:
+    """Return the ids of users, (users,). Raise ValueError if one is missing or there are two heads of one.
+
+    Args:
+        table: with a row for each user, or for each of its targets.
+        targets: rows of a user.
+    """
+    users = table["user"]
+    if users.null_count or pa.types.is_nested(users.type) or pa.types.is_dictionary(users.type):
+        raise ValueError("its users have no ids, or ids that are lists")
+    if not len(users):
+        raise ValueError("it has no head")
+    if targets < 1 or pc.count_distinct(users).as_py() * targets != len(users):
+        raise ValueError("it has two heads of one user")
+    return np.asarray(users.to_numpy(zero_copy_only=False)[::targets])
+
+
 def _read_lists(table: pa.Table, name: str) -> Array | None:
     """Return a column of lists as a matrix (heads, length); None if the file has no column of that name."""
     if name in table.column_names:
-        return np.asarray(table[name].combine_chunks().flatten(), dtype=np.float64).reshape(len(table), -1)
+        if table[name].null_count:
+            raise ValueError(f"its {name} lack some lists")
+        numbers = np.asarray(table[name].combine_chunks().flatten(), dtype=np.float64)
+        return numbers.reshape(len(table), len(numbers) // max(len(table), 1))
     return np.zeros((len(table), 0)) if table.schema.metadata.get(name.encode()) == b"0" else None
 
 
@@ -153,19 +184,23 @@ def read_own_heads(folder: Path, sizes: HeadSizes) -> OwnHeads:
     from privrep.heads.neural import OwnHeads
 
     table = pq.read_table(folder / FILE)
-    alone = table["alone"].to_numpy()
+    alone = _read_column(table, "alone", np.bool_)
     wanted = {"own": sizes.own, "shared": sizes.shared}
     if any(int(table.schema.metadata[name.encode()]) != size for name, size in wanted.items()):
         raise ValueError("its heads are of another shared part")
-    return OwnHeads(
-        table["user"].to_numpy(zero_copy_only=False),
+    scale = np.where(alone, 0.0, 1.0).astype(np.float32)
+    heads = OwnHeads(
+        _read_ids(table),
         alone,
-        table["scale"].to_numpy() if "scale" in table.column_names else np.where(alone, 0.0, 1.0).astype(np.float32),
+        _read_column(table, "scale", np.float32) if "scale" in table.column_names else scale,
         _read_numbers(table, "prior").reshape(len(table), sizes.classes),
         np.where(alone, np.cumsum(alone), np.cumsum(~alone)) - 1,
         _read_numbers(table, "shared").reshape(int((~alone).sum()), sizes.shared, sizes.classes),
         _read_numbers(table, "own").reshape(int(alone.sum()), sizes.own, sizes.classes),
     )
+    if not all(np.isfinite(each).all() for each in (heads.scale, heads.prior, heads.shared, heads.own)):
+        raise ValueError("its heads hold numbers that are not finite")
+    return heads
 
 
 def _read_numbers(table: pa.Table, name: str) -> NDArray[np.float32]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 
 import numpy as np
 
-from privrep.local.prior import HeadPrior, LabelPrior, PriorMean
+from privrep.local.prior import QUANTILES, HeadPrior, LabelPrior, PriorMean
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.run import Run
 from privrep.typing import Array, Vector
@@ -237,9 +237,44 @@ def read_representation(arrays: Mapping[str, Array], facts: Mapping[str, float])
     votes = facts.get("preference"), facts.get("precision"), arrays.get("centre")
     prior = _read_prior(arrays, facts) if "prior_factor" in arrays else None
     gains = Gains(**{name: facts[f"loss_{name}"] for name in _GAINS}) if "loss_heads" in facts else None
-    return Representation(
+    found = Representation(
         arrays["basis"], transform, facts["error"], arrays["spread"], ratings, *votes, prior=prior, gains=gains
     )
+    _check(found)
+    return found
+
+
+def _check(found: Representation) -> None:
+    """Raise ValueError unless all arrays are finite and fit each other, and all numbers are numbers."""
+    (d, k), transform = found.basis.shape, found.transform
+    shapes: list[tuple[Array | None, tuple[int, ...]]] = [
+        (found.basis, (d, k)),
+        (transform.scale, (d,)),
+        (transform.whitening, (d, d)),
+        (found.spread, (1,) if found.spread.shape == (1,) else (k,)),
+        (None if found.ratings is None else found.ratings.offset, (d,)),
+        (None if found.prior is None else found.prior.factor, (d, -1)),
+    ]
+    shapes += [(each, (-1,)) for each in (transform.target_scale,)] + [(found.centre, (-1, k + 1))]
+    for array, shape in shapes:
+        if array is not None and not _fits(array, shape):
+            raise ValueError("the arrays of its representation do not fit each other, or are not finite")
+    if not (transform.scale > 0).all() or not (transform.target_scale is None or (transform.target_scale > 0).all()):
+        raise ValueError("its scales are not above 0")
+    if found.prior is not None:
+        mean = found.prior.mean
+        if not all(np.isfinite(getattr(mean, name)).all() for name in _MEAN_ARRAYS):
+            raise ValueError("the mean of its prior is not finite")
+    numbers = [found.error, found.preference, found.precision]
+    numbers += [] if found.gains is None else [getattr(found.gains, name) for name in _GAINS]
+    if not all(each is None or (type(each) in (int, float) and not math.isnan(each)) for each in numbers):
+        raise ValueError("its facts are not numbers")
+
+
+def _fits(array: Array, shape: tuple[int, ...]) -> bool:
+    """Return whether an array is finite and of a shape, in which -1 stands for any length."""
+    fits = array.ndim == len(shape) and all(want in (-1, got) for got, want in zip(array.shape, shape, strict=True))
+    return fits and bool(np.isfinite(array).all())
 
 
 _RATING_FACTS = ("level", "spread", "level_variance")
@@ -275,5 +310,7 @@ def _read_prior(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> Head
     noise, known, new, new_ratio = (arrays[f"prior_{name}"] for name in _PRIOR_ARRAYS[1:])
     if noise.shape != (mean.slopes.shape[1],) or not (noise >= 0).all():
         raise ValueError("the arrays of its prior do not fit each other")
-    ratio = facts["prior_level_ratio"]
+    if {known.shape, new.shape} != {(len(QUANTILES),)} or new_ratio.shape != noise.shape:
+        raise ValueError("the quantiles of its prior are not those that are known")
+    ratio = float(facts["prior_level_ratio"])
     return HeadPrior(mean, factor, own, math.inf if ratio >= FREE else ratio, noise, known, new, new_ratio, decided)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from privrep.data import categories as one_hot
-from privrep.data.categories import Categories
+from privrep.data.categories import Categories, check_classes, check_lists
 from privrep.data.missing import Missing, make_indicator_names
 from privrep.errors import InputError
 from privrep.linear.method import Method, Problem
@@ -17,6 +17,7 @@ from privrep.local.losses import LOSSES, Loss, LossName
 from privrep.privacy.events import Relation
 from privrep.privacy.ledger import Budget
 from privrep.privacy.protocol import Users
+from privrep.schema.sent import read_some_fields
 
 CONFIGURATIONS = ("default", "paper")
 
@@ -63,15 +64,8 @@ class Config:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Config:
-        """Return the settings that a file holds."""
-        scale, covariance = fields["scale"], fields["covariance"]
-        return cls(
-            **{
-                **fields,
-                "scale": None if scale is None else tuple(scale),
-                "covariance": None if covariance is None else tuple(map(tuple, covariance)),
-            }
-        )
+        """Return the settings that a file holds. Raise ValueError or TypeError if one of them is of another type."""
+        return cls(**read_some_fields(cls, fields, "config", ()))
 
     def check(self, features: int | None = None) -> None:
         """Raise InputError if settings cannot work, in one sentence; without `features`, only if they never can."""
@@ -202,12 +196,13 @@ class Columns:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Columns:
         """Return the columns that a file holds; raise ValueError if they do not belong together."""
-        lists: dict[str, Any] = {name: tuple(fields[name]) for name in ("targets", "features", "categorical")}
         classes = tuple(fields.get("classes", ()))  # models of numbers may come without
-        chosen = {name: fields.get(name, default) for name, default in _PLAIN.items()}
-        chosen["indicators"] = tuple(chosen["indicators"])
-        lists |= {"categories": tuple(map(tuple, fields["categories"])), "classes": classes}
-        columns = cls(user=fields["user"], **lists, **chosen)
+        if classes:
+            check_classes(classes)
+        others = {name: value for name, value in fields.items() if name != "classes"}
+        columns = cls(**read_some_fields(cls, others, "columns", ()), classes=classes)
+        if len(check_lists(columns.by_category, selected=True)) < len(columns.categorical):
+            raise ValueError("it names a column twice")
         known = len(columns.features) or max(columns.policy.indicators, default=0) + 1  # refuses what is no policy
         if any(not 0 <= place < known for place in columns.indicators):
             raise ValueError("its indicators are of other columns")

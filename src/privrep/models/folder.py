@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
+from privrep.boundary import read_json, refusing, say_why, writing
 from privrep.errors import InputError, ResumeError
 from privrep.heads.store import write_heads
 from privrep.privacy.billboard import Billboard
@@ -102,7 +101,7 @@ class ModelFolder:
         """Return the format that model.json names, else run.json; the empty string if neither does."""
         for name in (MODEL, RUN):
             try:
-                described = json.loads((self.path / name).read_text())
+                described = read_json(self.path / name)
             except (OSError, ValueError):
                 continue
             return str(described.get("format", "")) if isinstance(described, dict) else ""
@@ -125,7 +124,7 @@ class ModelFolder:
         wanted = json.loads(json.dumps(wanted))
         if self.begun:
             with self.damage(RUN):
-                stands = kind.completed(json.loads((self.path / RUN).read_text()))
+                stands = kind.completed(read_json(self.path / RUN))
             if stands != wanted:
                 where = f" ({_find_difference(stands, wanted)})" if kind.names_difference else ""
                 raise ResumeError(
@@ -217,7 +216,7 @@ class ModelFolder:
     def read_json(self, name: str, kind: ModelKind) -> Described:
         """Read model.json or run.json, as a folder of this kind has them, without the seal."""
         with self.damage(name):
-            described: Described = json.loads((self.path / name).read_text())
+            described: Described = read_json(self.path / name)
             kind.check(described, self.path / name)
         return {key: value for key, value in described.items() if key != SEAL}
 
@@ -240,7 +239,7 @@ class ModelFolder:
         """Raise ValueError unless model.json, if there is one, is what it was, and was written for this ledger."""
         if not self.finished:
             return
-        described = json.loads((self.path / MODEL).read_text())
+        described = read_json(self.path / MODEL)
         found, wanted = described.get(SEAL), _make_seal(ledger, described)
         if found != wanted and wanted and isinstance(found, dict) and {**found, _SAYS: wanted[_SAYS]} == wanted:
             raise InputError(
@@ -272,17 +271,19 @@ class ModelFolder:
     @contextmanager
     def damage(self, part: str) -> Iterator[None]:
         """Turn whatever goes wrong in reading a part of the folder into one sentence that names both."""
+
+        tell = self.tell_damage(part)
         try:
-            yield
-        except PermissionError:
-            raise
-        except (ValueError, LookupError, TypeError, AttributeError, OSError, pa.ArrowException) as error:
-            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).partition("\n")[0]
-            if isinstance(error, InputError) and str(self.path) in reason:
+            with refusing(tell, (PermissionError,)):
+                yield
+        except InputError as error:
+            if str(self.path) in str(error):
                 raise  # says it already
-            raise InputError(
-                f"{self.path} is damaged ({part}: {reason.rstrip('.')}); restore it from a copy."
-            ) from None
+            raise InputError(tell(say_why(error))) from None
+
+    def tell_damage(self, part: str) -> Callable[[str], str]:
+        """Return a function that makes a sentence about damage to a part of the folder, of the reason for it."""
+        return lambda why: f"{self.path} is damaged ({part}: {why}); restore it from a copy."
 
 
 _SAYS = "says"  # in the seal: a hash of what model.json says beside it
@@ -306,8 +307,9 @@ def _is_left_over(file: Path) -> bool:
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Write a JSON file as a whole or not at all."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(data, indent=2) + "\n")
-    os.replace(temporary, path)
+    with writing(path):
+        temporary.write_text(json.dumps(data, indent=2) + "\n")
+        os.replace(temporary, path)
 
 
 def _find_difference(stands: Any, wanted: Mapping[str, Any], within: str = "") -> str:

@@ -3,12 +3,12 @@ folder."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from privrep.boundary import read_json
 from privrep.errors import InputError
 from privrep.models.description import Columns, Config
-from privrep.models.folder import RUN, ModelFolder
+from privrep.models.folder import MODEL, RUN, ModelFolder
 from privrep.models.margin import inspect_margin
 from privrep.models.model import load
 from privrep.models.networks import inspect_network
@@ -30,7 +30,8 @@ _BY_FORMAT = {  # all others are tables
 def inspect_folder(path: Path) -> Inspection:
     """Return what a model folder, or the folder of a run that was not finished, says about itself."""
     folder = ModelFolder(path)
-    return _BY_FORMAT.get(folder.format.partition("/")[0], _inspect_table)(folder)
+    with folder.damage(MODEL if folder.finished else RUN):
+        return _BY_FORMAT.get(folder.format.partition("/")[0], _inspect_table)(folder)
 
 
 def _inspect_table(folder: ModelFolder) -> Inspection:
@@ -69,7 +70,7 @@ def read_table_facts(path: Path) -> TableFacts:
         what = "has no model.json and no run.json" if path.is_dir() else missing
         raise InputError(f"{path} is not a folder of privrep: it {what}.")
     with folder.damage(RUN):
-        described = json.loads((path / RUN).read_text())
+        described = read_json(path / RUN)
         config, columns = Config.from_json(described["config"]), Columns.from_json(described["columns"])
     budget = Budget(config.epsilon, config.delta, config.relation)
     ledger = folder.read_ledger_so_far(budget, seeded=config.seed is not None)

@@ -168,6 +168,10 @@ def load(path: Path) -> Model:
         d = representation.matrix.shape[0]
     with folder.damage(MODEL):
         config.check(d)
+        if config.ratings != (representation.ratings is not None) or (config.ratings and len(columns.categories) != 1):
+            raise ValueError("it is of ratings in one place and not in another")
+        if public_map is None and (columns.features or columns.categorical) and len(columns.feature_names) != d:
+            raise ValueError(f"its columns make {len(columns.feature_names):,} features, and the model has {d:,}")
     ledger = folder.read_ledger(billboard)
     heads = None
     if has_heads(path):
@@ -194,6 +198,8 @@ def _check_heads(heads: Heads, representation: Representation, loss: Loss | None
     if heads.means is not None and heads.means.shape[1] > d:
         raise ValueError("its heads are of other features")
     numbers = [heads.intercept, heads.shared, heads.own]
+    if prior is not None and (heads.origin is None or heads.doubt is None):
+        raise ValueError("its heads are without a prior, and the model has one")
     if heads.origin is not None and heads.doubt is not None:
         if (heads.origin.shape[1], heads.doubt.shape[1]) != (k, count_doubt(k)):
             raise ValueError("its heads are of another prior")

@@ -23,6 +23,7 @@ from privrep.privacy.ledger import Budget
 from privrep.privacy.report import PrivacyReport
 
 FORMAT = "privrep-clip/1"
+MOST_NUMBERS = 1 << 24  # of a row: memory is made for them before anything else is read
 _PARTS = {"config": dict, "modules": dict, "bank": dict, "user_count": int, "image_numbers": int, "text_numbers": int}
 _MECHANISM = {
     "bank": "every image is told apart from the public captions of a bank; each user's gradient is clipped alone",
@@ -62,6 +63,11 @@ def _check(described: Any, path: Path) -> None:
     for part, kind in _PARTS.items():
         if not isinstance(described[part], kind):
             raise ValueError(f"{part} is no {kind.__name__}")
+    for numbers in (described["image_numbers"], described["text_numbers"], described["bank"]["numbers"]):
+        if not 0 <= numbers <= MOST_NUMBERS:
+            raise ValueError("its rows have more numbers than any")
+    if described["unit"] not in ("user", "pair"):
+        raise ValueError("unit is none that is known")
     for key in ("epsilon", "delta", "seed", "mechanism", "settings", "pairs_per_user"):
         described["config"][key]
     for side in ("image", "text"):

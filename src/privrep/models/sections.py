@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from privrep.boundary import read_json, refusing
 from privrep.data.categories import Categories
-from privrep.errors import InputError
 from privrep.models.promise import LARGEST_EPSILON
 from privrep.models.spending import Spent, count_releases
 from privrep.privacy.events import Relation
@@ -214,13 +213,10 @@ def _describe_adversaries(federation: Path, unit: Unit) -> str:
     """Return against whom the promise does not protect, which depends on where the model was learned."""
     if not federation.is_file():
         return f"Not against whoever runs the fit: that machine reads {unit.rows}."
-    try:
-        facts = json.loads(federation.read_text())
+    damaged = f"{federation.parent} is damaged ({federation.name}"
+    with refusing(lambda why: f"{damaged}: {why}); restore it from a copy.", (PermissionError,)):
+        facts = read_json(federation)
         nodes, view = int(facts["noise_nodes"]), float(facts["server_epsilon"] or 0)
-    except (ValueError, LookupError, TypeError) as error:
-        raise InputError(
-            f"{federation.parent} is damaged (federation.json: {error}); restore it from a copy."
-        ) from None
     if not view:
         return (
             "Learned over nodes, which keep the rows. Not against the server, which sees exact sums of each node, nor "

@@ -7,12 +7,10 @@ number of its caption in the `bank`, a public list. The length of the bank says 
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
 import io
 import os
 import tarfile
-import zlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from privrep.boundary import refusing, unpack
 from privrep.data.table import UserTable, factorize
 from privrep.errors import InputError, missing_package
 from privrep.typing import Singles
@@ -352,10 +351,8 @@ def _read_captions(path: Path) -> dict[str, list[str]]:
     """Return the captions of each image of captions.csv.gz."""
     if not path.is_file():
         raise InputError(f"there is no file {path}; check the path.")
-    try:
-        rows = list(csv.reader(io.StringIO(gzip.decompress(path.read_bytes()).decode())))
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path} cannot be read ({type(error).__name__}); fetch it again.") from error
+    with refusing(lambda why: f"{path} cannot be read ({why}); fetch it again."):
+        rows = list(csv.reader(io.StringIO(unpack(path.read_bytes()).decode())))
     if not rows or rows[0] != ["image", "caption"] or any(len(row) != 2 for row in rows):
         raise InputError(f"{path} must have two columns, image and caption; write it so.")
     captions: dict[str, list[str]] = {}

@@ -28,6 +28,7 @@ from privrep.neural.rounds import TrainingSettings
 from privrep.neural.training import PriorHeads, SharedPart
 from privrep.nn.flat_module import fingerprints, split
 from privrep.privacy.billboard import Post
+from privrep.schema.sent import read_some_fields
 from privrep.typing import Array
 
 Described = dict[str, Any]
@@ -110,7 +111,7 @@ def restore(
     weights = np.asarray(page.arrays["weights"], dtype=np.float32)
     losses, pull = losses_from_json(facts), PULL_BEFORE if is_before(page) else float(facts["pull"])
     shares = next((each for each in _plans(plan) if each.share == facts["share"]), None)
-    if shares is None or centre.shape != (own,) or not np.isfinite(weights).all():
+    if shares is None or centre.shape != (own,) or not (np.isfinite(weights).all() and np.isfinite(centre).all()):
         raise ValueError("its page 'network' is of another model")
     if given is not None:
         both = split(Leading(given[0], shape.raw), given[1], shape.raw + own)
@@ -175,8 +176,9 @@ def losses_from_json(facts: Mapping[str, Any]) -> Array:
 
 def plan_from_json(fields: Mapping[str, Any]) -> SharingPlan:
     """Return the plan that a description holds."""
-    other = fields["otherwise"]
-    return SharingPlan(**{**fields, "otherwise": None if other is None else plan_from_json(other)})
+    other, plain = fields["otherwise"], {name: value for name, value in fields.items() if name != "otherwise"}
+    given = read_some_fields(SharingPlan, plain, "plan", ("otherwise",))
+    return SharingPlan(**given, otherwise=None if other is None else plan_from_json(other))
 
 
 def _plans(plan: SharingPlan) -> list[SharingPlan]:
@@ -249,8 +251,10 @@ def _representation(
 
 
 def _public_map(folder: Path, known: Any, given: FeatureMap | None) -> FeatureMap | str | None:
-    if not isinstance(known, dict):
+    if known is None or known == "auto":
         return known
+    if not isinstance(known, dict):
+        raise ValueError("its features are of no map that is known")
     settings = {name: value for name, value in known.items() if name not in ("all", "frozen")}
     if settings["map"] != "frozen":
         return from_json(settings)

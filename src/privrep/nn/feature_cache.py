@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import stat
-import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from privrep.boundary import refusing
 from privrep.errors import InputError
 from privrep.typing import Singles
 
@@ -30,11 +29,9 @@ def load_or_compute(path: str | os.PathLike[str], of: str, make: Callable[[], Si
     """
     path = Path(path)
     if path.exists():
-        try:
-            with open(path, "rb") as kept, np.load(kept) as file:
-                found, said = file["features"], str(file["of"])
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise InputError(f"{path} cannot be read as features ({error}); delete it.") from error
+        refused = refusing(lambda why: f"{path} cannot be read as features ({why}); delete it.")
+        with refused, open(path, "rb") as kept, np.load(kept) as file:
+            found, said = file["features"], str(file["of"])
         if said != of:
             raise InputError(f"{path} holds {said}, not {of}; delete it or choose another name.")
         return np.asarray(found, dtype=np.float32)

@@ -48,6 +48,7 @@ def check_budget(epsilon: float, delta: float) -> None:
         raise InputError(f"delta must lie strictly between 0 and 1 (1e-6 is usual). Got {delta} instead.")
 
 
+LARGEST_READ = 1e9  # epsilon of a budget in a file, far beyond any that promises something
 LEAST_EPSILON = 1e-4  # below, delta is a difference of numbers that agree to many digits
 
 
@@ -55,6 +56,26 @@ def check_epsilon(epsilon: float) -> None:
     """Raise InputError unless epsilon is finite and at least LEAST_EPSILON."""
     if not LEAST_EPSILON <= epsilon < math.inf:
         raise InputError(f"epsilon must be a positive finite number, 0.0001 or more. Got {epsilon} instead.")
+
+
+def check_plausible(events: Iterable[Event], epsilon: float, delta: float) -> None:
+    """Raise ValueError if one event alone is over a budget: no ledger charges it, and to add it up may never end.
+
+    Args:
+        events: as a file has them.
+        epsilon: of the budget.
+        delta: of the budget; 0 for choices alone.
+    """
+    if epsilon > LARGEST_READ:
+        raise ValueError(f"a budget of epsilon {epsilon:g} promises nothing")
+    most = gaussian_mu(epsilon, delta) * (1 + 1e-6) if delta else 0.0
+    for event in events:
+        if isinstance(event, Pure):
+            over = event.epsilon > epsilon * (1 + 1e-6)
+        else:
+            over = isinstance(event, Gaussian | Selection) and math.sqrt(event.count) > most * event.noise_multiplier
+        if over:
+            raise ValueError(f"one charge alone is over the budget of epsilon {epsilon:g}")
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:

@@ -18,6 +18,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from privrep.boundary import parse_json, refusing, writing
 from privrep.errors import InputError
 from privrep.typing import Array
 
@@ -241,25 +242,29 @@ def _drafts_folder(folder: Path) -> Path:
 
 def _write_page(page: Post, path: Path) -> None:
     """Write a page to a draft, sync it, and move it to its path. The page is then on disk, complete."""
-    _drafts_folder(path.parent).mkdir(mode=0o700, exist_ok=True)
-    temporary = _drafts_folder(path.parent) / f"{path.stem}{UNPOSTED}"
     arrays = {key: np.ascontiguousarray(value, dtype=np.float64) for key, value in page.arrays.items()}
-    save_file(arrays, str(temporary), metadata={"name": page.name, "facts": json.dumps(page.facts)})
-    with open(temporary, "rb") as file:
-        os.fsync(file.fileno())
-    os.chmod(temporary, 0o644)  # it lies in a folder for the owner alone until it is posted, and then it is public
-    os.replace(temporary, path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
+    with writing(path):
+        _drafts_folder(path.parent).mkdir(mode=0o700, exist_ok=True)
+        temporary = _drafts_folder(path.parent) / f"{path.stem}{UNPOSTED}"
+        save_file(arrays, str(temporary), metadata={"name": page.name, "facts": json.dumps(page.facts)})
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # it lies in a folder for the owner alone until it is posted, and then it is public
+        os.replace(temporary, path)
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
 
 
 def _read_page(path: Path) -> Post:
     """Return the page in a file. Raise InputError if it cannot be read."""
-    try:
+    with refusing(lambda why: f"{path} is not a readable billboard page ({why}). Restore it from a copy."):
         with safe_open(str(path), framework="numpy") as file:
             metadata = file.metadata()
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except Exception as error:
-        raise InputError(f"{path} is not a readable billboard page ({error}). Restore it from a copy.") from None
-    return Post(metadata["name"], arrays, json.loads(metadata["facts"]))
+        if metadata is None or metadata.keys() != {"name", "facts"}:
+            raise ValueError("it has no name, or no facts")
+        facts = parse_json(metadata["facts"])
+        if not isinstance(facts, dict) or any(value.dtype != np.float64 for value in arrays.values()):
+            raise ValueError("its facts are no object, or its numbers are not of double precision")
+        return Post(metadata["name"], arrays, facts)

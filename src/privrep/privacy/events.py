@@ -103,6 +103,7 @@ class Batched:
 Noisy = Gaussian | Selection | Sampled | Batched
 Event = Noisy | Pure
 MOST_RELEASES = 10**6  # of one event
+LEAST_MULTIPLIER = 1e-100  # the square of its inverse is still a number
 LEAST_SAMPLED = 0.05  # less noise than this protects nobody, and its losses are too many to add up
 
 
@@ -135,7 +136,7 @@ def _check_count(count: int) -> None:
 
 def _check_multiplier(noise_multiplier: float) -> None:
     """Raise InputError unless the noise multiplier is positive and finite."""
-    if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
+    if not (noise_multiplier >= LEAST_MULTIPLIER and math.isfinite(noise_multiplier)):
         raise InputError(f"noise_multiplier must be positive and finite. Got {noise_multiplier} instead.")
 
 

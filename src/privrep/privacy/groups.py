@@ -35,7 +35,7 @@ class Group:
             raise InputError(f"a split is named by a text. Got {self.split!r} instead.")
         whole = all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in (self.index, self.count))
         if not (whole and 0 <= self.index < self.count < 2**63):
-            raise InputError(f"a group is one of 0 to count - 1. Got group {self.index} of {self.count} instead.")
+            raise InputError(f"a group is one of 0 to count - 1. Got group {self.index!r} of {self.count!r} instead.")
 
     def members(self, ids: ArrayLike) -> NDArray[np.bool_]:
         """Return a mask (users,) of the ids that are in the group."""

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from privrep.boundary import refusing
 from privrep.errors import BudgetExceeded, InputError, ResumeError
 from privrep.privacy.account import Account, Place, check_account
 from privrep.privacy.accounting import (
     check_budget,
     check_epsilon,
+    check_plausible,
     collect_spending,
     compute_capacity,
     compute_delta_left,
@@ -367,6 +369,8 @@ def read_ledger(path: Path) -> Ledger:
     if found.header is None:
         raise InputError(f"{path} is empty: the run was stopped before it began. Nothing was spent.")
     header = found.header
+    with refusing(lambda why: f"{path} is damaged ({why}); restore it from a copy."):
+        check_plausible(found.entries.charges.values(), header["epsilon"], header["delta"])
     ledger = Ledger(Budget(header["epsilon"], header["delta"], header["relation"]), seeded=header["seeded"])
     ledger._entries, ledger._drawn = found.entries, set(found.entries.charges)  # nothing is drawn again on it
     ledger._stands = found

@@ -24,8 +24,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from privrep.boundary import parse_json, read_text_file, refusing, say_why, writing
 from privrep.errors import InputError
 from privrep.privacy.events import Event, event_from_json
 
@@ -91,7 +92,9 @@ class LedgerFile:
             header: of the ledger, without the format.
             chained: whether a file that is made has chains; the copy of one without has none.
         """
-        self._file: BinaryIO = open(path, "a+b")  # noqa: SIM115
+        self._path = path
+        # without a buffer, which would write later what could not be written before
+        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115
         try:
             self._lock(path)
             found = read_file(path)
@@ -110,8 +113,7 @@ class LedgerFile:
                 )
             self._file.truncate(found.whole)  # a torn last line was never synced, so its noise was never drawn
             if found.unended:
-                self._file.write(b"\n")
-                self._file.flush()
+                self._write(b"\n")
         except BaseException:
             self._file.close()
             raise
@@ -127,15 +129,24 @@ class LedgerFile:
 
     def append(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Append lines and sync them: they are on disk when this returns."""
-        self._file.seek(0, os.SEEK_END)
         head, written = self.head, []
         for line in lines:
             text, head = chain_line(head, line)
             written.append(text)
-        self._file.write(b"".join(written))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._write(b"".join(written))
         self.head, self._lines = head, self._lines + len(lines)
+
+    def _write(self, text: bytes) -> None:
+        """Append bytes and sync them, all or none. Raise DiskFull, and leave the file as it was, if it cannot grow."""
+        before = self._file.seek(0, os.SEEK_END)
+        try:
+            with writing(self._path):
+                while text:
+                    text = text[self._file.write(text) :]
+                os.fsync(self._file.fileno())
+        except BaseException:
+            self._file.truncate(before)
+            raise
 
     @property
     def contents(self) -> Contents:
@@ -173,7 +184,7 @@ def read_chained(before: str, line: bytes) -> tuple[dict[str, Any], str]:
         before: the chain of the line before, empty for the first line.
         line: as `chain_line` wrote it.
     """
-    data = json.loads(line)
+    data = parse_json(line)
     if not isinstance(data, dict):
         raise ValueError("it is no object")
     head = _check_chain(before, line, data)
@@ -188,7 +199,8 @@ def posted_line(page: str, digest: str) -> dict[str, str]:
 
 def read_file(path: Path) -> Contents:
     """Return the content of a ledger's file. Raise InputError for anything odd but a torn last line."""
-    raw = path.read_bytes()
+    with refusing(lambda why: f"{path} cannot be read as a ledger ({why}).", (OSError,)):
+        raw = read_text_file(path)
     lines = raw.split(b"\n")
     torn = lines.pop()
     unended = _MARK in torn and _is_complete(torn)
@@ -204,10 +216,10 @@ def read_file(path: Path) -> Contents:
             chained = _check_chain(chained, line, data)
             if number > 1:
                 _add(entries, data, chained is not None)
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        except Exception as error:
             if isinstance(error, InputError) and number == 1:
                 raise
-            raise InputError(_damaged(path, number, error)) from None
+            raise InputError(_damaged(path, number, say_why(error))) from None
     return Contents(header, entries, whole, unended, chained, number)
 
 
@@ -260,7 +272,7 @@ def _parse(line: bytes) -> dict[str, Any]:
     """Return a line as data. Raise ValueError if it is none of ours."""
     if line.count(b"{") + line.count(b"[") > _DEEP:
         raise ValueError("brackets within brackets")
-    data = json.loads(line)
+    data = parse_json(line)
     if not isinstance(data, dict):
         raise ValueError("it is no object")
     return data

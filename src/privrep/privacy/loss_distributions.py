@@ -57,6 +57,8 @@ from privrep.privacy.composition import find_largest
 
 RELATIVE, ABSOLUTE = 1e-4, 1e-10  # of delta, left to rounding
 DISCRETE = 1e-10  # of epsilon; 267 * 2^28 * 2^-70 is 6.1e-11
+COARSE_MU = 20.0  # of Gaussian releases beside samples: a larger one, an epsilon over 200, has a coarser grid of losses
+MOST_CELLS = 1e6  # of that grid, for the epsilons of pure releases
 TOLERANCE = 1e-4  # of `find_largest_mu` and `find_largest_pure_epsilon`: enough for a plan
 
 
@@ -126,6 +128,9 @@ class Spending:
         from dp_accounting.pld.common import DifferentialPrivacyParameters
 
         interval = _choose_interval(min(draw.multiplier for draw, _ in self.draws))
+        if self.mu > COARSE_MU:
+            interval = max(interval, _choose_interval(1 / self.mu))
+        interval = max(interval, math.fsum(self.pures) / MOST_CELLS)
         losses = [_compose_copies(draw, count, interval) for draw, count in self.draws]
         if self.mu > 0:
             losses.append(_make_gaussian_loss(self.mu, interval))

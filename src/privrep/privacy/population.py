@@ -24,6 +24,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from privrep.boundary import say_why
 from privrep.errors import InputError, OtherPeople, ResumeError
 from privrep.privacy.account import UNOPENED, Place, refuse_simulation
 from privrep.privacy.accounting import total_mu, within_budget
@@ -244,8 +245,8 @@ class PopulationLedger:
             for number, data in enumerate(lines, start=1):
                 try:
                     accounts = _read_header(data) if accounts is None else _replay(accounts, data)
-                except (ValueError, TypeError, LookupError, AttributeError) as error:
-                    raise ValueError(f"line {number}: {error}") from None
+                except Exception as error:
+                    raise ValueError(f"line {number}: {say_why(error)}") from None
             if accounts is None:
                 raise ValueError("it is empty")
             if read_holders(connection).keys() != {s.run for s in accounts.shares.values() if s.status == "open"}:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from privrep.boundary import say_why
 from privrep.errors import InputError
 from privrep.privacy.account import Place
 from privrep.privacy.ledger_file import chain_line, read_chained
@@ -77,9 +78,11 @@ def open_file(path: Path) -> Iterator[sqlite3.Connection]:
     except sqlite3.OperationalError as error:
         if "locked" in str(error):
             raise InputError(f"{path} is in use by another process for over {WAIT:g} seconds. Try again.") from None
-        raise InputError(f"{path} cannot be used as a population ledger ({error}). Nothing was drawn.") from None
+        why = f"{path} cannot be used as a population ledger ({say_why(error)})"
+        raise InputError(f"{why}. Nothing was drawn.") from None
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter: a message that quotes the damage
-        raise InputError(f"{path} is no population ledger, or is damaged ({error}). Restore it from a copy.") from None
+        why = f"{path} is no population ledger, or is damaged ({say_why(error)})"
+        raise InputError(f"{why}. Restore it from a copy.") from None
     finally:
         if connection is not None:
             connection.close()
@@ -118,8 +121,8 @@ def read_lines(connection: sqlite3.Connection) -> tuple[list[dict[str, Any]], st
     for number, (line,) in enumerate(rows, start=1):
         try:
             data, head = read_chained(head, str(line).encode())
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            raise ValueError(f"line {number}: {error}") from None
+        except Exception as error:
+            raise ValueError(f"line {number}: {say_why(error)}") from None
         found.append(data)
     if connection.execute("SELECT lines, chain FROM seal").fetchall() != ([(len(found), head)] if found else []):
         raise ValueError(f"line {len(found)}: it is not the last one that was written")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import sys
-import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from pydantic_core import ErrorDetails as Mistake
 
+from privrep.boundary import LIMITS, parse_toml, read_text_file, refusing
 from privrep.errors import InputError
 from privrep.schema.standard import STANDARD, name_of
 
@@ -161,7 +161,12 @@ class Configuration(Section):
 
     def missing_files(self) -> list[Path]:
         """Return the paths that a fit would read and that are not there."""
-        return [path for path in _inputs(self) if not path.exists()]
+        try:
+            return [path for path in _inputs(self) if not path.exists()]
+        except OSError as error:  # a name that no file can have
+            raise InputError(
+                f"a path of the config cannot be one ({error.strerror}): {str(error.filename)[:60]!r}..."
+            ) from None
 
 
 class _Refused(InputError):
@@ -172,10 +177,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Return what a TOML file says, or standard input for `-`, unchecked."""
     if path != STANDARD and not path.is_file():
         raise InputError(f"there is no file {path}; check the path.")
-    try:
-        return tomllib.loads((sys.stdin.buffer.read() if path == STANDARD else path.read_bytes()).decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{name_of(path)} is not a TOML file: {error}.") from None
+    with refusing(lambda why: f"{name_of(path)} is not a TOML file: {why}.", (OSError,)):
+        most = LIMITS["text"].value
+        return parse_toml(sys.stdin.buffer.read(most + 1) if path == STANDARD else read_text_file(path))
 
 
 def _inputs(section: Section) -> Iterator[Path]:

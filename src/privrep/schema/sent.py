@@ -92,9 +92,7 @@ def _read(kind: Any, own: frozenset[str], partly: bool, given: Any, where: str) 
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = f"{where}.{first['loc'][0]}"
-        raise InputError(
-            f"{name} of the task is not what it should be. Got {shortly(first['input'])} instead."
-        ) from None
+        raise InputError(f"{name} is not what it should be. Got {shortly(first['input'])} instead.") from None
     return {name: getattr(found, name) for name in given}
 
 

@@ -18,9 +18,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from privrep.boundary import parse_json
 from privrep.errors import InputError
 from privrep.federated.wire.step_codec import decode, encode
 from privrep.privacy.bounds import Bound, LossBound
@@ -55,8 +55,8 @@ def unpack(content: RecordDict) -> tuple[dict[str, Any], Arrays]:
     if len(text) > MOST_TEXT:
         raise InputError(f"the text of a message has at most {MOST_TEXT:,} characters; this one has more.")
     try:
-        fields, arrays = json.loads(text, parse_constant=_refuse_constant), load(blob)
-    except (ValueError, RecursionError, SafetensorError, KeyError, TypeError, OverflowError):
+        fields, arrays = parse_json(text, finite=True), load(blob)
+    except Exception:  # a parser's, which may quote what was sent
         raise InputError("a message is damaged: its text is not JSON, or its arrays cannot be read.") from None
     if not isinstance(fields, dict):
         raise InputError("the text of a message is a JSON object; this one is not.")
@@ -71,11 +71,6 @@ def _check_version(version: Any) -> None:
             f"server and node speak different versions of privrep's wire: {other} there, {VERSION} here. Install the "
             "same version of privrep on both."
         )
-
-
-def _refuse_constant(name: str) -> Any:
-    """Raise ValueError for a number that JSON does not have, NaN for example."""
-    raise ValueError(name)
 
 
 @dataclass(frozen=True)
@@ -146,7 +141,9 @@ class Question:
                 if fields["mu_squared"] is None
                 else {k: _check_number(v) for k, v in fields["mu_squared"].items()},
             )
-        except (TypeError, ValueError, AttributeError, KeyError) as error:
+        except InputError:
+            raise
+        except Exception as error:
             raise InputError(f"a question is malformed ({type(error).__name__}).") from None
 
 
