@@ -254,7 +254,8 @@ class Host:
         asked = unpack(content)[0].get("run")
         if self._users is None or self.run is None or asked != self.run:
             self._come_back(asked)
-        if self._has_model(asked):  # what the run did not spend went back to the population ledger
+        assert self.run is not None
+        if self._has_model(self.run):  # what the run did not spend went back to the population ledger
             raise InputError("this node has the model of this run: the run is over, and nothing more is answered.")
         users = self._users
         assert users is not None
