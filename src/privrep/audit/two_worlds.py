@@ -1,0 +1,198 @@
+"""The audit of a whole fit: many runs in each of two worlds, and a lower bound of epsilon by their log-ratios.
+
+Formal guarantee. Log-ratios of different runs are independent. Let a fit be mu-GDP, so that no test of one run has
+errors below the trade-off of N(0, 1) and N(mu, 1). Two lower bounds of mu are made, and the larger counts. Each is false
+with at most half of `error`, so the answer is false with at most `error`.
+* Threshold. On the first halves of the runs a threshold is chosen. On the other halves both errors of the test
+  "above it" are bounded from above (Clopper and Pearson), with a quarter of `error` each. mu is at least the sum of
+  their normal quantiles. No distribution is assumed: noise and totals may be anything.
+* Means. Log-ratios are taken for normal, with one deviation in both worlds: what they are where the worlds are the same
+  distance apart in every run. The difference of their means is bounded from below by Student's t, their deviation from
+  above by chi-squared, with a quarter of `error` each. The quotient is mu.
+The noise is measured by both, never taken from a ledger: a scale that is wrong by a factor moves log-ratios, and neither
+bound depends on their scale.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtri
+from scipy.stats import chi2, t
+
+from privrep.audit.fits import Fit, Fitted, Neighbours
+from privrep.audit.lower import bound_chance_above
+from privrep.audit.one_run import CONTROLS
+from privrep.audit.sabotage import WeakNoise
+from privrep.audit.search import Search
+from privrep.audit.tradeoffs import Tradeoff
+from privrep.errors import InputError
+from privrep.privacy.noise import NoiseSource, secure_noise
+from privrep.typing import Array
+
+SEARCHING = 0.4  # of the time; the rest is shared by the fit and its control
+LEAST_RUNS = 20  # in each world
+ROOM = 1.05  # by which the control's mu should be above the claim
+
+
+def bound_mu(first: Array, second: Array, error: float) -> tuple[float, str]:
+    """Return a lower bound of mu, and which of the two it is; see the module's guarantee.
+
+    Args:
+        first: log-ratios of runs in the first world, (runs,).
+        second: log-ratios of runs in the second world, (runs,).
+        error: chance that the bound is false.
+    """
+    bounds = (_bound_by_means(first, second, error / 2), "means"), (
+        _bound_by_threshold(first, second, error / 2),
+        "threshold",
+    )
+    return max((max(mu, 0.0), by) for mu, by in bounds)
+
+
+def _bound_by_means(first: Array, second: Array, error: float) -> float:
+    """Return the lower bound of mu by the difference of means; arguments as in `bound_mu`."""
+    free = len(first) + len(second) - 2
+    squares = float(((first - first.mean()) ** 2).sum() + ((second - second.mean()) ** 2).sum())
+    widest = math.sqrt(squares / float(chi2.ppf(error / 2, free)))
+    off = float(t.ppf(1 - error / 2, free)) * math.sqrt(squares / free * (1 / len(first) + 1 / len(second)))
+    return (float(first.mean() - second.mean()) - off) / widest if widest > 0 else 0.0
+
+
+def _bound_by_threshold(first: Array, second: Array, error: float) -> float:
+    """Return the lower bound of mu by both errors of a test; arguments as in `bound_mu`."""
+    chosen, held = zip(*((each[: len(each) // 2], each[len(each) // 2 :]) for each in (first, second)), strict=True)
+
+    def bound(some: tuple[Array, ...], threshold: float) -> float:
+        missed, wrong = int((some[0] <= threshold).sum()), int((some[1] > threshold).sum())
+        above = [
+            bound_chance_above(k, len(each), error / 2) for k, each in zip((missed, wrong), some, strict=True)
+        ]
+        return -float(ndtri(min(above[0], 1 - 1e-12)) + ndtri(min(above[1], 1 - 1e-12)))
+
+    candidates = np.quantile(np.concatenate(chosen), np.linspace(0.02, 0.98, 97))
+    return bound(held, max(candidates, key=lambda threshold: bound(chosen, float(threshold))))
+
+
+@dataclass(frozen=True)
+class FitFinding:
+    """What was found of a whole fit. Every field is public: all users were made up.
+
+    claimed   the largest epsilon that a ledger of a run stated, at `delta`.
+    lower     lower bound of the epsilon that the fit has.
+    by        means or threshold.
+    share     part of the mu^2 spent that the two worlds are apart: the canary's quality.
+    runs      in both worlds together.
+    tries     canaries that were tried.
+    pages     of each statistic: how far its totals moved, of what one user may move them, and its part of the mu^2
+              that was spent, on average over runs.
+    control, control_lower, control_by, control_runs, caught   the same of the control.
+    """
+
+    claimed: float
+    delta: float
+    relation: str
+    lower: float
+    by: str
+    share: float
+    runs: int
+    tries: int
+    pages: dict[str, tuple[float, float]]
+    control: float
+    control_lower: float
+    control_by: str
+    control_runs: int
+    caught: bool
+    seconds: float
+
+    @property
+    def sound(self) -> bool:
+        """Return whether nothing says that the fit costs more than its ledger states."""
+        return self.lower <= self.claimed
+
+    @property
+    def passed(self) -> bool:
+        """Return whether the fit is sound, and the control was caught."""
+        return self.sound and self.caught
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as JSON has it."""
+        pages = {name: {"moved": moved, "part": part} for name, (moved, part) in self.pages.items()}
+        return {**asdict(self), "pages": pages, "sound": self.sound, "passed": self.passed}
+
+
+def audit_fit(
+    fit: Fit, seconds: float, error: float, most_runs: int = 10**9, neighbours: Neighbours | None = None
+) -> FitFinding:
+    """Return what is found of a fit, and of its control.
+
+    Args:
+        fit: the fit.
+        seconds: that all of it takes, roughly.
+        error: chance that the lower bound is false; of the control's, too.
+        most_runs: of the fit in each world, and of the control.
+        neighbours: with a canary that was found before; None: it is searched.
+    """
+    if not seconds > 0:
+        raise InputError(f"an audit of a fit takes some time. Got {seconds:g} seconds instead.")
+    began, search = time.monotonic(), Search(fit)
+    neighbours = neighbours or search.go_on(SEARCHING * seconds)
+    left = seconds - (time.monotonic() - began)
+    runs = _repeat(neighbours, secure_noise, left / 2, most_runs)
+    share = float(np.mean([run.share for world in runs for run in world]))
+    factor = next((each for each in CONTROLS if each * math.sqrt(share) > ROOM), CONTROLS[-1])
+    control_runs = _repeat(neighbours, WeakNoise(factor), left / 2, most_runs)
+    claimed = max(run.epsilon for world in runs for run in world)
+    (lower, by), (control_lower, control_by) = (_bound_epsilon(each, fit.delta, error) for each in (runs, control_runs))
+    return FitFinding(
+        claimed,
+        fit.delta,
+        fit.relation,
+        lower,
+        by,
+        share,
+        sum(map(len, runs)),
+        search.tries,
+        _average_pages(runs),
+        factor,
+        control_lower,
+        control_by,
+        sum(map(len, control_runs)),
+        control_lower > claimed,
+        time.monotonic() - began,
+    )
+
+
+def _repeat(neighbours: Neighbours, noise: NoiseSource, seconds: float, most: int) -> tuple[list[Fitted], list[Fitted]]:
+    """Return runs in both worlds, equally many in each.
+
+    How many there are follows from the clock, and never from what they say.
+    """
+    began, first, second = time.monotonic(), list[Fitted](), list[Fitted]()
+    while len(first) < LEAST_RUNS or (len(first) < most and time.monotonic() - began < seconds):
+        first.append(neighbours.learn(False, noise))
+        second.append(neighbours.learn(True, noise))
+    return first, second
+
+
+def _bound_epsilon(runs: tuple[list[Fitted], list[Fitted]], delta: float, error: float) -> tuple[float, str]:
+    """Return a lower bound of epsilon by the log-ratios of runs in both worlds, and where it comes from."""
+    first, second = (np.array([run.log_ratio for run in world]) for world in runs)
+    mu, by = bound_mu(first, second, error)
+    return Tradeoff().compute_epsilon(mu, delta), by
+
+
+def _average_pages(runs: tuple[list[Fitted], list[Fitted]]) -> dict[str, tuple[float, float]]:
+    """Return how far each statistic moved where it was asked, and its part of the mu^2 spent, on average over runs."""
+    fitted = [run for world in runs for run in world]
+    names = dict.fromkeys(name for run in fitted for name in run.pages)
+    spent = math.fsum(page.spent for run in fitted for page in run.pages.values())
+    found = {name: [run.pages[name] for run in fitted if name in run.pages] for name in names}
+    return {
+        name: (float(np.mean([page.moved for page in pages])), math.fsum(page.spent for page in pages) / spent)
+        for name, pages in found.items()
+    }
