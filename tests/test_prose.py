@@ -28,6 +28,7 @@ COMPLIANT = (
     "models/",
     "estimators/",
     "federated/",
+    "audit/",
     "cli/",
     "typing.py",
     "errors.py",

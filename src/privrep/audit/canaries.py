@@ -1,4 +1,4 @@
-"""Canaries: made-up users who send far too much, each along an axis of its own, and whose coins decide what they send."""
+"""Canaries: made-up users who send far too much, each along an axis of its own, as secret coins decide."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from privrep.audit.worlds import Totals, TwoWorlds
 from privrep.data.table import UserTable
-from privrep.errors import InputError, PrivrepError
+from privrep.errors import InputError
 from privrep.models.description import Config
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.events import Relation
@@ -100,7 +100,7 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Two populations that differ in one user: a canary, in two versions. The second may have no rows: it is not there."""
+    """Two populations that differ in one user: a canary, in two versions. Without rows it is not there."""
 
     fit: Fit
     canary: tuple[Rows, Rows]
@@ -111,7 +111,9 @@ class Neighbours:
         ids = np.repeat(others.ids, others.sizes)
         tables = tuple(
             UserTable.from_rows(
-                np.concatenate([others.X, X]), np.concatenate([others.y, y]), np.append(ids, np.full(len(y), len(others.ids)))
+                np.concatenate([others.X, X]),
+                np.concatenate([others.y, y]),
+                np.append(ids, np.full(len(y), len(others.ids))),
             )
             for X, y in self.canary
         )

@@ -79,8 +79,8 @@ def release_by_nodes(settings: Settings, noise: NoiseSource) -> tuple[Told, Told
     published = Told(ledger.epsilon, Seen(coins, released, np.asarray(answered), np.asarray(other)))
     (first, axes), own_run = next(iter(places.items())), runs[next(iter(places))]
     sent = own_run.billboard.releases(PAGE)["sum"].value[axes]
-    both = (_total(choirs[first], world)[axes] for world in (0, 1))
-    return published, Told(own_run.ledger.epsilon, Seen(coins[axes], sent, *both))
+    first_total, second_total = (_total(choirs[first], world)[axes] for world in (0, 1))
+    return published, Told(own_run.ledger.epsilon, Seen(coins[axes], sent, first_total, second_total))
 
 
 def _total(choir: TwoWorlds, world: int) -> Array:

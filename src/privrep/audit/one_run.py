@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from privrep.audit.choices import choose_often
@@ -24,7 +24,7 @@ from privrep.privacy.noise import NoiseSource, secure_noise
 
 CONTROL = 1.1  # part by which the control's noise is too small
 CONTROLS = (1.1, 1.25, 1.5, 2.0)  # tried in this order where an event of a model is so small that its price is rough
-CANARIES_PER_CHOICE = 2
+CANARIES_PER_CHOICE = 4
 
 
 @dataclass(frozen=True)
@@ -139,9 +139,7 @@ REPLACED_ALONE = ("samples", "batches", "nodes", "one-node")
 """Kinds that go with replace-one-user alone."""
 
 
-def audit_kind(
-    kind: str, settings: Settings, error: float, controls: Sequence[float] = (CONTROL,)
-) -> Finding:
+def audit_kind(kind: str, settings: Settings, error: float, controls: Sequence[float] = (CONTROL,)) -> Finding:
     """Return what is found of one kind of release, and of its control.
 
     Args:
@@ -152,6 +150,10 @@ def audit_kind(
     """
     if kind not in LOOKS:
         raise InputError(f"a kind of release is one of {', '.join(LOOKS)}. Got {kind!r} instead.")
+    if not settings.delta and kind != "choices":
+        raise InputError(f"noise needs a delta, and {kind} have noise: an audit of delta 0 is about choices alone.")
+    if settings.relation != "replace-one-user" and kind in REPLACED_ALONE:
+        raise InputError(f"{kind} go with the relation replace-one-user alone.")
     began, look = time.perf_counter(), LOOKS[kind]
     honest = look(settings, secure_noise, error)
     for factor in controls:

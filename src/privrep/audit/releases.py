@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from privrep.audit.canaries import Sing, draw_coins, make_choir
 from privrep.audit.lower import bound_chance_below
 from privrep.audit.seen import Seen
-from privrep.audit.tradeoffs import Tradeoff
+from privrep.audit.tradeoffs import ALL_ASKED, Tradeoff
 from privrep.audit.worlds import TwoWorlds
 from privrep.errors import InputError
 from privrep.privacy.billboard import Billboard
@@ -41,6 +41,7 @@ class Settings:
     multiplier                 noise multiplier of the event; None spends the whole budget on it.
     nodes                      nodes that add noise.
     steps                      of a walk.
+    aside                      part of delta that a selection sets aside; None for a twentieth.
     """
 
     epsilon: float
@@ -51,11 +52,10 @@ class Settings:
     multiplier: float | None = None
     nodes: int = 4
     steps: int = 16
+    aside: float | None = None
 
     def __post_init__(self) -> None:
         Budget(self.epsilon, self.delta, self.relation)
-        if not self.delta:
-            raise InputError("noise needs a delta: an audit of delta 0 is about choices alone.")
         if not 16 <= self.canaries <= 1 << 22:
             raise InputError(f"an audit takes 16 to {1 << 22:,} canaries. Got {self.canaries:,} instead.")
 
@@ -92,7 +92,7 @@ def release_sums(settings: Settings, noise: NoiseSource) -> Told:
     run = settings.open_run(make_choir(coins, settings.relation), noise)
     query = Query(Bound(1.0, len(coins)), settings.spend(run))
     value = run.release(PAGE, Sing(len(coins)), {"sum": query})["sum"].value
-    return _finish(run, value, coins, settings, Tradeoff())
+    return _finish(run, value, coins, settings, ALL_ASKED)
 
 
 def _release_about(settings: Settings, noise: NoiseSource, among: Poisson | Fixed, tradeoff: Tradeoff) -> Told:
@@ -132,7 +132,7 @@ def release_walk(settings: Settings, noise: NoiseSource) -> Told:
         {"sum": query},
         lambda state, released: {"sum": state["sum"] + released["sum"].value},
     )
-    return _finish(run, state["sum"], coins, settings, Tradeoff())
+    return _finish(run, state["sum"], coins, settings, ALL_ASKED)
 
 
 def select_keys(settings: Settings, noise: NoiseSource, error: float) -> Told:
@@ -145,7 +145,7 @@ def select_keys(settings: Settings, noise: NoiseSource, error: float) -> Told:
         noise: of the run.
         error: chance that a sound selection is said to name too many.
     """
-    replaced, delta = settings.relation == "replace-one-user", ASIDE * settings.delta
+    replaced, delta = settings.relation == "replace-one-user", settings.aside or ASIDE * settings.delta
     left = Budget(settings.epsilon, settings.delta - delta, settings.relation)
     mu_squared = left.mu**2 * (1 - 1e-9) if settings.multiplier is None else settings.multiplier**-2
     sigma, log_chance = calibrate(COUNTED, mu_squared, settings.relation).sigma, compute_log_chance(delta, left.epsilon)
@@ -160,7 +160,10 @@ def select_keys(settings: Settings, noise: NoiseSource, error: float) -> Told:
         raise InputError("keys that many users hold were not named: this selection cannot be audited.")
     released, answered, other = (
         np.asarray(each, dtype=np.float64)[:keys]
-        for each in ([counts[key] for key in range(keys)], *(one.count_keys(make_counts_bound(one)).total for one in worlds))
+        for each in (
+            [counts[key] for key in range(keys)],
+            *(one.count_keys(make_counts_bound(one)).total for one in worlds),
+        )
     )
     alone, chance = len(named) - keys, math.exp(log_chance)
     fault = ""

@@ -1,8 +1,8 @@
 """A release of canaries as its auditor sees it, and the lower bound of epsilon that follows.
 
 Formal guarantee. Let the noise of different coordinates be independent, and let each canary move one coordinate alone.
-A coordinate is then one test of two neighbours. Two bounds of the ratio r (`tradeoffs`) are made, and the larger counts.
-Each is false with at most half of `error`, so the answer is false with at most `error`.
+A coordinate is then one test of two neighbours. Two bounds of the ratio r (`tradeoffs`) are made, and the better
+counts. Each is false with at most half of `error`, so the answer is false with at most `error`.
 * Coins. Each coin is guessed by the side of the middle on which the release lies. Guesses are independent, and right
   with probability (1 + TV)/2 at most. A lower bound of that chance gives one of TV, and so of r. Nothing is known here
   but the released numbers and the middle.
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.audit.lower import bound_chance_below, bound_deviation_above
-from privrep.audit.tradeoffs import Tradeoff
+from privrep.audit.tradeoffs import ALL_ASKED, Tradeoff
 from privrep.typing import Array
 
 
@@ -45,7 +45,7 @@ class Seen:
     answered: Array
     other: Array
     middle: float = 0.0
-    tradeoff: Tradeoff = Tradeoff()
+    tradeoff: Tradeoff = ALL_ASKED
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,9 @@ def bound_epsilon(seen: Seen, delta: float, error: float) -> Lower:
         if tradeoff.design == "sample":
             rate, rest = bound_chance_below(int(asked.sum()), count, error / 4), error / 4
         measured = replace(tradeoff, rate=rate)
-    by_noise = float(moved[asked].min()) / bound_deviation_above(seen.released - seen.answered, rest) if asked.any() else 0
+    by_noise = (
+        float(moved[asked].min()) / bound_deviation_above(seen.released - seen.answered, rest) if asked.any() else 0
+    )
     found = [
         Lower(one.compute_epsilon(ratio, delta) if one.rate else 0.0, by, right / count, ratio)
         for by, one, ratio in (("coins", tradeoff, by_coins), ("noise", measured, by_noise))

@@ -94,3 +94,6 @@ class Tradeoff:
         """
         seen = (2 * right - 1) / self.rate  # 2 Phi(r/2) - 1
         return 2 * float(ndtri((1 + min(seen, 1 - 1e-15)) / 2)) if seen > 0 else 0.0
+
+
+ALL_ASKED = Tradeoff()

@@ -1,16 +1,16 @@
 """The audit of a whole fit: many runs in each of two worlds, and a lower bound of epsilon by their log-ratios.
 
 Formal guarantee. Log-ratios of different runs are independent. Let a fit be mu-GDP, so that no test of one run has
-errors below the trade-off of N(0, 1) and N(mu, 1). Two lower bounds of mu are made, and the larger counts. Each is false
-with at most half of `error`, so the answer is false with at most `error`.
+errors below the trade-off of N(0, 1) and N(mu, 1). Two lower bounds of mu are made, and the larger counts. Each is
+false with at most half of `error`, so the answer is false with at most `error`.
 * Threshold. On the first halves of the runs a threshold is chosen. On the other halves both errors of the test
   "above it" are bounded from above (Clopper and Pearson), with a quarter of `error` each. mu is at least the sum of
   their normal quantiles. No distribution is assumed: noise and totals may be anything.
 * Means. Log-ratios are taken for normal, with one deviation in both worlds: what they are where the worlds are the same
   distance apart in every run. The difference of their means is bounded from below by Student's t, their deviation from
   above by chi-squared, with a quarter of `error` each. The quotient is mu.
-The noise is measured by both, never taken from a ledger: a scale that is wrong by a factor moves log-ratios, and neither
-bound depends on their scale.
+The noise is measured by both, never taken from a ledger. A scale that is wrong by a factor moves all log-ratios by one
+factor, and neither bound changes with it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from privrep.audit.lower import bound_chance_above
 from privrep.audit.one_run import CONTROLS
 from privrep.audit.sabotage import WeakNoise
 from privrep.audit.search import Search
-from privrep.audit.tradeoffs import Tradeoff
+from privrep.audit.tradeoffs import ALL_ASKED
 from privrep.errors import InputError
 from privrep.privacy.noise import NoiseSource, secure_noise
 from privrep.typing import Array
@@ -47,9 +47,12 @@ def bound_mu(first: Array, second: Array, error: float) -> tuple[float, str]:
         second: log-ratios of runs in the second world, (runs,).
         error: chance that the bound is false.
     """
-    bounds = (_bound_by_means(first, second, error / 2), "means"), (
-        _bound_by_threshold(first, second, error / 2),
-        "threshold",
+    bounds = (
+        (_bound_by_means(first, second, error / 2), "means"),
+        (
+            _bound_by_threshold(first, second, error / 2),
+            "threshold",
+        ),
     )
     return max((max(mu, 0.0), by) for mu, by in bounds)
 
@@ -69,9 +72,7 @@ def _bound_by_threshold(first: Array, second: Array, error: float) -> float:
 
     def bound(some: tuple[Array, ...], threshold: float) -> float:
         missed, wrong = int((some[0] <= threshold).sum()), int((some[1] > threshold).sum())
-        above = [
-            bound_chance_above(k, len(each), error / 2) for k, each in zip((missed, wrong), some, strict=True)
-        ]
+        above = [bound_chance_above(k, len(each), error / 2) for k, each in zip((missed, wrong), some, strict=True)]
         return -float(ndtri(min(above[0], 1 - 1e-12)) + ndtri(min(above[1], 1 - 1e-12)))
 
     candidates = np.quantile(np.concatenate(chosen), np.linspace(0.02, 0.98, 97))
@@ -183,7 +184,7 @@ def _bound_epsilon(runs: tuple[list[Fitted], list[Fitted]], delta: float, error:
     """Return a lower bound of epsilon by the log-ratios of runs in both worlds, and where it comes from."""
     first, second = (np.array([run.log_ratio for run in world]) for world in runs)
     mu, by = bound_mu(first, second, error)
-    return Tradeoff().compute_epsilon(mu, delta), by
+    return ALL_ASKED.compute_epsilon(mu, delta), by
 
 
 def _average_pages(runs: tuple[list[Fitted], list[Fitted]]) -> dict[str, tuple[float, float]]:
