@@ -29,7 +29,7 @@ CANARIES_PER_CHOICE = 4
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found of one kind of release. Every field is public: all users were made up.
+    """Findings about one kind of release, and its control. Every field is public: all users were made up.
 
     claimed   epsilon that the ledger of the release states, at `delta`.
     lower     lower bound of the epsilon that it has.

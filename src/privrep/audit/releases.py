@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,10 +102,16 @@ def _release_about(settings: Settings, noise: NoiseSource, among: Poisson | Fixe
         raise InputError("sums over samples have slots, which go with replace-one-user alone.")
     coins = draw_coins(settings.canaries)
     run = settings.open_run(make_choir(coins, settings.relation), noise)
-    multiplier = settings.multiplier or plan_noise_multiplier(run.ledger.budget, among, 1)
+    multiplier = settings.multiplier or _plan_noise(run.ledger.budget, among)
     query = Query(Bound(1.0, len(coins)), multiplier**-2)
     value = run.release(PAGE, Sing(len(coins), padded=True), {"sum": query}, among)["sum"].value
     return _finish(run, value, coins, settings, tradeoff)
+
+
+@lru_cache(maxsize=8)
+def _plan_noise(budget: Budget, among: Poisson | Fixed) -> float:
+    """Return the noise multiplier that spends a budget on one page, which takes a second to find."""
+    return plan_noise_multiplier(budget, among, 1)
 
 
 def release_sample(settings: Settings, noise: NoiseSource) -> Told:

@@ -75,13 +75,13 @@ def _bound_by_threshold(first: Array, second: Array, error: float) -> float:
         above = [bound_chance_above(k, len(each), error / 2) for k, each in zip((missed, wrong), some, strict=True)]
         return -float(ndtri(min(above[0], 1 - 1e-12)) + ndtri(min(above[1], 1 - 1e-12)))
 
-    candidates = np.quantile(np.concatenate(chosen), np.linspace(0.02, 0.98, 97))
+    candidates = np.quantile(np.concatenate(chosen), np.linspace(0.1, 0.9, 17))
     return bound(held, max(candidates, key=lambda threshold: bound(chosen, float(threshold))))
 
 
 @dataclass(frozen=True)
 class FitFinding:
-    """What was found of a whole fit. Every field is public: all users were made up.
+    """Findings about a whole fit, and its control. Every field is public: all users were made up.
 
     claimed   the largest epsilon that a ledger of a run stated, at `delta`.
     lower     lower bound of the epsilon that the fit has.
