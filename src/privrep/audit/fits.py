@@ -85,17 +85,30 @@ class Apart:
 
 @dataclass(frozen=True)
 class Fitted:
-    """The public record of one fit, as its auditor reads it."""
+    """The public record of one fit, as its auditor reads it.
+
+    log_ratio    of all pages.
+    loudness     sum of the squares of all noise, in units of the deviation that the pages state.
+    numbers      how many numbers have noise.
+    epsilon      that the ledger states.
+    """
 
     log_ratio: float
+    loudness: float
+    numbers: int
     epsilon: float
     pages: Mapping[str, Apart]
+
+    @property
+    def mu_squared(self) -> float:
+        """Return the mu^2 that the two worlds are apart, if the noise is what the pages state."""
+        return math.fsum(page.mu_squared for page in self.pages.values())
 
     @property
     def share(self) -> float:
         """Return the part of the mu^2 spent that the two worlds are apart."""
         spent = math.fsum(page.spent for page in self.pages.values())
-        return math.fsum(page.mu_squared for page in self.pages.values()) / spent if spent else 0.0
+        return self.mu_squared / spent if spent else 0.0
 
 
 @dataclass(frozen=True)
@@ -140,22 +153,25 @@ class Neighbours:
             warnings.simplefilter("ignore")
             run = Run(users, ledger, billboard, noise, on_release)
             config.learner.learn(run, config.problem(fit.features, None))
-        return _read(billboard, asked, ledger.epsilon)
+        return _read(billboard, asked, second, ledger.epsilon)
 
 
-def _read(billboard: Billboard, asked: list[tuple[str, Totals]], epsilon: float) -> Fitted:
+def _read(billboard: Billboard, asked: list[tuple[str, Totals]], answers: bool, epsilon: float) -> Fitted:
     """Return the record of a fit: see the module's guarantee.
 
     Args:
         billboard: of the fit.
         asked: pages of releases in their order, and the totals of both worlds.
+        answers: whether the second world answered.
         epsilon: that the ledger states.
     """
-    log_ratio, pages = 0.0, dict[str, Apart]()
+    log_ratio, loudness, numbers, pages = 0.0, 0.0, 0, dict[str, Apart]()
     for name, totals in asked:
         for key, one in billboard.releases(name).items():
             first, second = totals[key]
             log_ratio += float(((one.value - second) ** 2 - (one.value - first) ** 2).sum()) / (2 * one.sigma**2)
+            loudness += float(((one.value - totals[key][answers]) ** 2).sum()) / one.sigma**2
+            numbers += one.value.size
             moved = float(np.linalg.norm(first - second)) / one.sensitivity
             pages[f"{name}/{key}"] = Apart(moved, one.noise_multiplier**-2)
-    return Fitted(log_ratio, epsilon, pages)
+    return Fitted(log_ratio, loudness, numbers, epsilon, pages)

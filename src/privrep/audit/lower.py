@@ -15,8 +15,6 @@ import math
 
 from scipy.stats import beta, chi2
 
-from privrep.typing import Array
-
 
 def bound_chance_below(hits: int, draws: int, error: float) -> float:
     """Return a lower bound of the chance of a hit; see the module's guarantee.
@@ -34,11 +32,12 @@ def bound_chance_above(hits: int, draws: int, error: float) -> float:
     return 1.0 if hits == draws else float(beta.ppf(1 - error, hits + 1, draws - hits))
 
 
-def bound_deviation_above(residuals: Array, error: float) -> float:
-    """Return an upper bound of the standard deviation of residuals (n,) whose mean should be zero.
+def bound_deviation_above(squares: float, count: int, error: float) -> float:
+    """Return an upper bound of the standard deviation of independent residuals whose mean should be zero.
 
     Args:
-        residuals: independent, (n,).
+        squares: the sum of their squares.
+        count: how many there are.
         error: chance that the bound is false.
     """
-    return math.sqrt(float(residuals @ residuals) / float(chi2.ppf(error, len(residuals))))
+    return math.sqrt(squares / float(chi2.ppf(error, count)))

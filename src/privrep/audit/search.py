@@ -15,6 +15,12 @@ MOST_ROWS = 48  # of a canary
 AT_RANDOM = 0.3  # of the time: then changes of the best one alone
 CLOSE = 0.03  # to the best share by one seed: worth a look by the others
 SEEDS = (0, 1, 2)
+GUESSES = (
+    ((24, 1e-2, 1e-2, 0), (8, 1e5, 1e7, 1)),
+    ((8, 1e5, 1e6, 0), (24, 1e-2, 1e-2, 1)),
+    ((8, 1e-2, 1e-2, 0), (24, 1e5, 1e6, 1)),
+)
+"""Rows, size of features, size of targets and axis of both versions: users who differ in everything that pages ask."""
 
 
 @dataclass
@@ -53,7 +59,10 @@ class Search:
             self.best, self.share = found, share
 
     def _draw(self, early: bool) -> tuple[Rows, Rows]:
-        """Return a canary in two versions: new ones, or the best with changes."""
+        """Return a canary in two versions: a guess at first, then new ones, or the best with changes."""
+        if self.tries < len(GUESSES):
+            quiet, loud = (self._guess(*guess) for guess in GUESSES[self.tries])
+            return quiet, loud if self._replaced else self._make_other()
         if self.best is None or (early and self.rng.random() < 0.6):
             return self._make_rows(), self._make_other()
         versions, which = list(self.best.canary), int(self.rng.integers(2)) if self._replaced else 0
@@ -65,6 +74,12 @@ class Search:
     @property
     def _replaced(self) -> bool:
         return self.fit.relation == "replace-one-user"
+
+    def _guess(self, count: int, size: float, target: float, axis: int) -> Rows:
+        """Return equal rows along one axis, with targets of equal size, of both signs in the first version."""
+        X = np.zeros((count, self.fit.features))
+        X[:, axis % self.fit.features] = size
+        return X, np.resize([target, -target] if axis == 0 else [target], count)
 
     def _make_other(self) -> Rows:
         """Return the second version: rows, or none where the canary is not there."""

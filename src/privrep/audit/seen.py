@@ -71,14 +71,14 @@ def bound_epsilon(seen: Seen, delta: float, error: float) -> Lower:
     by_coins = tradeoff.find_ratio(bound_chance_below(right, count, error / 2))
     moved = np.abs(seen.answered - seen.other)
     asked, rest = moved > 0, error / 2
-    measured = tradeoff
+    measured, noise = tradeoff, seen.released - seen.answered
     if tradeoff.design != "everyone":
         rate = int(asked.sum()) / count
         if tradeoff.design == "sample":
             rate, rest = bound_chance_below(int(asked.sum()), count, error / 4), error / 4
         measured = replace(tradeoff, rate=rate)
     by_noise = (
-        float(moved[asked].min()) / bound_deviation_above(seen.released - seen.answered, rest) if asked.any() else 0
+        float(moved[asked].min()) / bound_deviation_above(float(noise @ noise), count, rest) if asked.any() else 0
     )
     found = [
         Lower(one.compute_epsilon(ratio, delta) if one.rate else 0.0, by, right / count, ratio)

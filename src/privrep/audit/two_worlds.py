@@ -1,16 +1,21 @@
 """The audit of a whole fit: many runs in each of two worlds, and a lower bound of epsilon by their log-ratios.
 
 Formal guarantee. Log-ratios of different runs are independent. Let a fit be mu-GDP, so that no test of one run has
-errors below the trade-off of N(0, 1) and N(mu, 1). Two lower bounds of mu are made, and the larger counts. Each is
-false with at most half of `error`, so the answer is false with at most `error`.
+errors below the trade-off of N(0, 1) and N(mu, 1). Three lower bounds of mu are made, and the largest counts. The
+first is false with at most half of `error`, the others with a quarter each, so the answer is false with at most
+`error`.
+* Noise. In every run the distance of both worlds is known, page by page, in units of the deviation that the page
+  states. All residuals of all runs, released less answered, give an upper bound of their true deviation in these units.
+  A test that stops adding up pages once they are a given distance apart sees a Gaussian at that distance. The distance
+  is the smallest of all runs; that other runs are not closer is assumed. Divided by the deviation it is mu.
 * Threshold. On the first halves of the runs a threshold is chosen. On the other halves both errors of the test
-  "above it" are bounded from above (Clopper and Pearson), with a quarter of `error` each. mu is at least the sum of
-  their normal quantiles. No distribution is assumed: noise and totals may be anything.
+  "above it" are bounded from above (Clopper and Pearson), with half of this bound's error each. mu is at least the sum
+  of their normal quantiles. No distribution is assumed: noise and totals may be anything.
 * Means. Log-ratios are taken for normal, with one deviation in both worlds: what they are where the worlds are the same
   distance apart in every run. The difference of their means is bounded from below by Student's t, their deviation from
-  above by chi-squared, with a quarter of `error` each. The quotient is mu.
-The noise is measured by both, never taken from a ledger. A scale that is wrong by a factor moves all log-ratios by one
-factor, and neither bound changes with it.
+  above by chi-squared, with half of this bound's error each. The quotient is mu.
+The noise is measured by all of them, never taken from a ledger. A scale that is wrong by a factor moves all log-ratios
+by one factor, and the last two bounds do not change with it.
 """
 
 from __future__ import annotations
@@ -25,22 +30,23 @@ from scipy.special import ndtri
 from scipy.stats import chi2, t
 
 from privrep.audit.fits import Fit, Fitted, Neighbours
-from privrep.audit.lower import bound_chance_above
+from privrep.audit.lower import bound_chance_above, bound_deviation_above
 from privrep.audit.one_run import CONTROLS
 from privrep.audit.sabotage import WeakNoise
 from privrep.audit.search import Search
 from privrep.audit.tradeoffs import ALL_ASKED
 from privrep.errors import InputError
+from privrep.privacy.accounting import LEAST_EPSILON, gaussian_mu
 from privrep.privacy.noise import NoiseSource, secure_noise
 from privrep.typing import Array
 
 SEARCHING = 0.4  # of the time; the rest is shared by the fit and its control
 LEAST_RUNS = 20  # in each world
-ROOM = 1.05  # by which the control's mu should be above the claim
+ROOM = 1.02  # by which the control's bound of mu should be above the claim
 
 
 def bound_mu(first: Array, second: Array, error: float) -> tuple[float, str]:
-    """Return a lower bound of mu, and which of the two it is; see the module's guarantee.
+    """Return a lower bound of mu by log-ratios, and whether it is by means or by a threshold.
 
     Args:
         first: log-ratios of runs in the first world, (runs,).
@@ -85,7 +91,7 @@ class FitFinding:
 
     claimed   the largest epsilon that a ledger of a run stated, at `delta`.
     lower     lower bound of the epsilon that the fit has.
-    by        means or threshold.
+    by        noise, means or threshold.
     share     part of the mu^2 spent that the two worlds are apart: the canary's quality.
     runs      in both worlds together.
     tries     canaries that were tried.
@@ -145,10 +151,11 @@ def audit_fit(
     left = seconds - (time.monotonic() - began)
     runs = _repeat(neighbours, secure_noise, left / 2, most_runs)
     share = float(np.mean([run.share for world in runs for run in world]))
-    factor = next((each for each in CONTROLS if each * math.sqrt(share) > ROOM), CONTROLS[-1])
-    control_runs = _repeat(neighbours, WeakNoise(factor), left / 2, most_runs)
     claimed = max(run.epsilon for world in runs for run in world)
-    (lower, by), (control_lower, control_by) = (_bound_epsilon(each, fit.delta, error) for each in (runs, control_runs))
+    lower, by = _bound_epsilon(runs, fit.delta, error)
+    factor = _choose_control(lower, claimed, fit.delta)
+    control_runs = _repeat(neighbours, WeakNoise(factor), left / 2, most_runs)
+    control_lower, control_by = _bound_epsilon(control_runs, fit.delta, error)
     return FitFinding(
         claimed,
         fit.delta,
@@ -168,6 +175,16 @@ def audit_fit(
     )
 
 
+def _choose_control(lower: float, claimed: float, delta: float) -> float:
+    """Return the least factor of CONTROLS with which the bound of mu should come out above the claim.
+
+    A canary that does not use all of the sensitivity leaves room that a small fault hides in. So does a small number of
+    runs. The factor is part of what is reported.
+    """
+    mu, wanted = (gaussian_mu(max(epsilon, LEAST_EPSILON), delta) for epsilon in (lower, claimed))
+    return next((each for each in CONTROLS if each * mu > ROOM * wanted), CONTROLS[-1])
+
+
 def _repeat(neighbours: Neighbours, noise: NoiseSource, seconds: float, most: int) -> tuple[list[Fitted], list[Fitted]]:
     """Return runs in both worlds, equally many in each.
 
@@ -181,9 +198,13 @@ def _repeat(neighbours: Neighbours, noise: NoiseSource, seconds: float, most: in
 
 
 def _bound_epsilon(runs: tuple[list[Fitted], list[Fitted]], delta: float, error: float) -> tuple[float, str]:
-    """Return a lower bound of epsilon by the log-ratios of runs in both worlds, and where it comes from."""
+    """Return a lower bound of epsilon by runs in both worlds, and where it comes from."""
     first, second = (np.array([run.log_ratio for run in world]) for world in runs)
-    mu, by = bound_mu(first, second, error)
+    both = [run for world in runs for run in world]
+    loudness, numbers = math.fsum(run.loudness for run in both), sum(run.numbers for run in both)
+    nearest = math.sqrt(min(run.mu_squared for run in both))
+    by_noise = nearest / bound_deviation_above(loudness, numbers, error / 2) if loudness else math.inf
+    mu, by = max((by_noise, "noise"), bound_mu(first, second, error / 2))
     return ALL_ASKED.compute_epsilon(mu, delta), by
 
 

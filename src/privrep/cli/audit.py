@@ -74,7 +74,7 @@ def _show(found: Audit) -> None:
     for column in ("", "claimed", "at least", "by", "control noise", "at least", "caught", "seconds"):
         table.add_column(column)
     right(table, 1, 2, 5, 7)
-    rows = [(each.kind, each) for each in found.findings] + ([] if found.fit is None else [("a whole fit", found.fit)])
+    rows = [(each.kind, each) for each in found.findings] + ([] if found.fit is None else [("fit", found.fit)])
     for name, one in rows:
         table.add_row(
             name,
