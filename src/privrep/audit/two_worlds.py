@@ -1,13 +1,16 @@
 """The audit of a whole fit: many runs in each of two worlds, and a lower bound of epsilon by their log-ratios.
 
-Formal guarantee. Log-ratios of different runs are independent. Let a fit be mu-GDP, so that no test of one run has
-errors below the trade-off of N(0, 1) and N(mu, 1). Three lower bounds of mu are made, and the largest counts. The
+Formal guarantee. Log-ratios of different runs are independent. Three lower bounds are made, and the largest counts. The
 first is false with at most half of `error`, the others with a quarter each, so the answer is false with at most
-`error`.
+`error`. The last two are of mu, for a fit that is mu-GDP: no test of one run then has errors below the trade-off of
+N(0, 1) and N(mu, 1).
 * Noise. In every run the distance of both worlds is known, page by page, in units of the deviation that the page
   states. All residuals of all runs, released less answered, give an upper bound of their true deviation in these units.
-  A test that stops adding up pages once they are a given distance apart sees a Gaussian at that distance. The distance
-  is the smallest of all runs; that other runs are not closer is assumed. Divided by the deviation it is mu.
+  Let c be a distance that most runs of the first halves reach, and p a lower bound of the part of the first world's
+  other runs that do. A test stops adding up pages at c and asks whether the sum is above t. In the second world it is
+  with at most the chance of a Gaussian at c. In the first it is with at least p times that chance, if runs with large
+  sums do not reach c less often than others: this is assumed. So delta is at least p delta_G(epsilon - log p), where
+  delta_G is of c over the deviation. Deviation and part have half of this bound's error each.
 * Threshold. On the first halves of the runs a threshold is chosen. On the other halves both errors of the test
   "above it" are bounded from above (Clopper and Pearson), with half of this bound's error each. mu is at least the sum
   of their normal quantiles. No distribution is assumed: noise and totals may be anything.
@@ -30,7 +33,7 @@ from scipy.special import ndtri
 from scipy.stats import chi2, t
 
 from privrep.audit.fits import Fit, Fitted, Neighbours
-from privrep.audit.lower import bound_chance_above, bound_deviation_above
+from privrep.audit.lower import bound_chance_above, bound_chance_below, bound_deviation_above
 from privrep.audit.one_run import CONTROLS
 from privrep.audit.sabotage import WeakNoise
 from privrep.audit.search import Search
@@ -41,6 +44,7 @@ from privrep.privacy.noise import NoiseSource, secure_noise
 from privrep.typing import Array
 
 SEARCHING = 0.4  # of the time; the rest is shared by the fit and its control
+MISSED = 0.05  # part of the runs that may be less far apart than is counted on
 LEAST_RUNS = 20  # in each world
 ROOM = 1.02  # by which the control's bound of mu should be above the claim
 
@@ -200,12 +204,23 @@ def _repeat(neighbours: Neighbours, noise: NoiseSource, seconds: float, most: in
 def _bound_epsilon(runs: tuple[list[Fitted], list[Fitted]], delta: float, error: float) -> tuple[float, str]:
     """Return a lower bound of epsilon by runs in both worlds, and where it comes from."""
     first, second = (np.array([run.log_ratio for run in world]) for world in runs)
+    mu, by = bound_mu(first, second, error / 2)
+    by_noise = _bound_by_noise(runs, delta, error / 2)
+    return max((by_noise, "noise"), (ALL_ASKED.compute_epsilon(mu, delta), by))
+
+
+def _bound_by_noise(runs: tuple[list[Fitted], list[Fitted]], delta: float, error: float) -> float:
+    """Return the lower bound of epsilon by distances and the deviation of the noise; arguments as above."""
     both = [run for world in runs for run in world]
     loudness, numbers = math.fsum(run.loudness for run in both), sum(run.numbers for run in both)
-    nearest = math.sqrt(min(run.mu_squared for run in both))
-    by_noise = nearest / bound_deviation_above(loudness, numbers, error / 2) if loudness else math.inf
-    mu, by = max((by_noise, "noise"), bound_mu(first, second, error / 2))
-    return ALL_ASKED.compute_epsilon(mu, delta), by
+    apart = np.array([run.mu_squared for run in runs[0]])
+    chosen, held = apart[: len(apart) // 2], apart[len(apart) // 2 :]
+    level = float(np.quantile(chosen, MISSED))
+    part = bound_chance_below(int((held >= level).sum()), len(held), error / 2)
+    if not loudness or part <= delta:
+        return 0.0
+    mu = math.sqrt(level) / bound_deviation_above(loudness, numbers, error / 2)
+    return max(ALL_ASKED.compute_epsilon(mu, delta / part) + math.log(part), 0.0)
 
 
 def _average_pages(runs: tuple[list[Fitted], list[Fitted]]) -> dict[str, tuple[float, float]]:

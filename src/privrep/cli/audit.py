@@ -71,8 +71,8 @@ def _show(found: Audit) -> None:
     table = Table(
         title=f"epsilon at delta {found.budget.delta:g}; all bounds hold with a chance of {found.confidence:g}"
     )
-    for column in ("", "claimed", "at least", "by", "control noise", "at least", "caught", "seconds"):
-        table.add_column(column)
+    for column in ("", "claimed", "at least", "by", "control", "at least", "caught", "seconds"):
+        table.add_column(column, no_wrap=True)
     right(table, 1, 2, 5, 7)
     rows = [(each.kind, each) for each in found.findings] + ([] if found.fit is None else [("fit", found.fit)])
     for name, one in rows:
