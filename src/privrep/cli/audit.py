@@ -71,7 +71,7 @@ def _show(found: Audit) -> None:
     table = Table(
         title=f"epsilon at delta {found.budget.delta:g}; all bounds hold with a chance of {found.confidence:g}"
     )
-    for column in ("", "claimed", "at least", "by", "control", "at least", "caught", "seconds"):
+    for column in ("", "claimed", "at least", "by", "control", "at least", "caught", "time"):
         table.add_column(column, no_wrap=True)
     right(table, 1, 2, 5, 7)
     rows = [(each.kind, each) for each in found.findings] + ([] if found.fit is None else [("fit", found.fit)])
@@ -84,7 +84,7 @@ def _show(found: Audit) -> None:
             f"/ {one.control:g}",
             f"{one.control_lower:.4g}",
             "yes" if one.caught else "NO",
-            f"{one.seconds:.1f}",
+            f"{one.seconds:.0f} s",
             style="" if one.passed else "bold red",
         )
     show(table)
