@@ -9,10 +9,11 @@ import pytest
 from scipy import integrate
 from scipy.stats import binom, norm
 
+from privrep.audit.fits import Apart, Fitted
 from privrep.audit.lower import bound_chance_above, bound_chance_below, bound_deviation_above
 from privrep.audit.seen import Seen, bound_epsilon
 from privrep.audit.tradeoffs import ALL_ASKED, Tradeoff, compute_delta
-from privrep.audit.two_worlds import bound_mu
+from privrep.audit.two_worlds import _bound_by_noise, bound_mu
 from privrep.privacy.accounting import compute_epsilon, gaussian_epsilon
 from privrep.privacy.batches import compute_batch_deltas
 from privrep.privacy.events import Event
@@ -134,3 +135,23 @@ def test_thresholds_serve_where_ratios_are_far_from_normal() -> None:
     mu, by = bound_mu(first, second, 0.01)
     assert by == "threshold"
     assert 1.0 < mu < 4.0
+
+
+@pytest.mark.parametrize("deviation", [1.0, 0.5])
+def test_the_bound_by_distances_is_false_as_seldom_as_it_says(deviation: float) -> None:
+    """False alarms: fewer than 1 in 10^6. Noise that is half as large is noticed: distances then count twice."""
+    rng, times, delta = np.random.default_rng(6), 100, 1e-5
+
+    def make_runs() -> list[Fitted]:
+        apart = np.where(rng.random(150) < 0.9, 1.0, 0.8)
+        loud = deviation**2 * rng.chisquare(20, 150)
+        return [
+            Fitted(0.0, float(x), 20, 1.0, {"page/sum": Apart(0.9, float(a) / 0.81)})
+            for a, x in zip(apart, loud, strict=True)
+        ]
+
+    truth = ALL_ASKED.compute_epsilon(1 / deviation, delta / 0.9)  # no less than that of nine runs of ten at distance 1
+    found = np.array([_bound_by_noise((make_runs(), make_runs()), delta, ERROR) for _ in range(times)])
+    assert (found > truth).sum() <= int(binom.isf(1e-6, times, ERROR))
+    assert (found > 0.7 * truth).mean() > 0.99
+    assert (found > 1.5 * ALL_ASKED.compute_epsilon(1.0, delta)).all() == (deviation < 1)
