@@ -196,6 +196,9 @@ RULES = {
             "data/partition.py",  # which public images an experiment deals to which client
             "neural/models.py",  # public starting weights, seeded by their name and shape
             "data/regroup.py",  # where to cut a file that is sorted; decides how work is cut up, not its outcome
+            "audit/canaries.py",  # secret coins of made-up users
+            "audit/fits.py",  # made-up users
+            "audit/search.py",  # made-up rows of canaries
         ),
     ),
     "noise sources are made or called": Rule(
@@ -206,6 +209,8 @@ RULES = {
             "privacy/noise.py",
             "privacy/release.py",
             "privacy/run.py",  # picks the source, and calls none
+            "audit/sabotage.py",  # asks it for less, for the control of an audit of made-up users
+            "audit/search.py",  # picks simulated noise, to compare canaries of made-up users
         ),
     ),
     "a run is opened, with its ledger and its noise": Rule(
@@ -219,10 +224,13 @@ RULES = {
             "estimators/network.py",
             "estimators/clip.py",
             "federated/node.py",  # the node's own noise
+            "audit/",  # on made-up users
         ),
     ),
-    "a noise source is called": Rule(calls("noise", "secure_noise", "draw_choice"), ("privacy/release.py",)),
-    "the key of a sample is drawn": Rule(calls("draw_key"), ("privacy/release.py",)),
+    "a noise source is called": Rule(
+        calls("noise", "secure_noise", "draw_choice"), ("privacy/release.py", "audit/sabotage.py")
+    ),
+    "the key of a sample is drawn": Rule(calls("draw_key"), ("privacy/release.py", "audit/sabotage.py")),
     "who is in a sample is found out": Rule(
         _members,
         (
@@ -259,6 +267,8 @@ RULES = {
             "federated/wire/answering.py",  # a node sends it to the server that it was told to trust
             "users/isolated.py",  # checks each user's part before it is counted
             "linear/references.py",  # labelled not private
+            "audit/worlds.py",  # of made-up users, to compare with what was released
+            "audit/releases.py",  # the same, of keys
         ),
     ),
     "users are asked for sums": Rule(
@@ -270,6 +280,8 @@ RULES = {
             "users/isolated.py",  # checks each user's part before it is counted
             "linear/references.py",  # labelled not private
             "users/projected.py",  # an engine made of another hands the question on
+            "audit/worlds.py",  # made-up users hand the question on to an engine in each of two worlds
+            "audit/releases.py",  # made-up users of a selection, in two worlds
         ),
     ),
     "the list of keys that occur is read": Rule(

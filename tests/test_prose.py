@@ -28,6 +28,7 @@ COMPLIANT = (
     "models/",
     "estimators/",
     "federated/",
+    "audit/",
     "cli/",
     "boundary.py",
     "typing.py",

@@ -9,6 +9,7 @@ import typer
 
 from privrep import __version__
 from privrep.boundary import is_full
+from privrep.cli.audit import audit
 from privrep.cli.budget import budget
 from privrep.cli.command import with_screen
 from privrep.cli.config import config
@@ -34,7 +35,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (demo, fit, fit_neural, fit_multimodal, personalize, predict, inspect, verify, budget):
+for command in (demo, fit, fit_neural, fit_multimodal, personalize, predict, inspect, verify, audit, budget):
     app.command("fit-clip" if command is fit_multimodal else None)(with_screen(command))
 for group in (config, federate, node, population):
     app.add_typer(group)

@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Annotated, Any
 
+import typer
+
 from privrep.cli.console import screen
 from privrep.cli.ending import sigterm_interrupts, stoppable
 from privrep.cli.options import flag
@@ -28,8 +30,14 @@ def with_screen(run: Callable[..., None], *, json: bool = True) -> Callable[...,
     @functools.wraps(run)
     def command(**given: Any) -> None:
         quiet, as_json = given.pop("quiet"), given.pop("as_json", False)
+        ending: typer.Exit | None = None
         with screen(quiet, as_json), sigterm_interrupts(), stoppable("run the same command again."):
-            run(**given)
+            try:
+                run(**given)
+            except typer.Exit as end:  # what was told is printed first
+                ending = end
+        if ending is not None:
+            raise ending
 
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
