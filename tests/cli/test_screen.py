@@ -58,7 +58,7 @@ def test_exit_codes_are_those_of_the_document() -> None:
 
 def test_every_command_can_be_quiet_and_print_json() -> None:
     found = dict(all_commands(typer.main.get_command(cli.app)))
-    assert len(found) == 22
+    assert len(found) == 23
     for names, command in found.items():
         options = {option for each in command.params for option in each.opts}
         assert "--quiet" in options, names

@@ -136,6 +136,7 @@ def _open_ledger(path: Path, rng: Random) -> None:
 
 
 def _make_population(folder: Path) -> list[bytes]:
+    from privrep.privacy.account import Place
     from privrep.privacy.events import Gaussian, Pure
     from privrep.privacy.ledger import Budget
     from privrep.privacy.people import Sketch
@@ -143,11 +144,10 @@ def _make_population(folder: Path) -> list[bytes]:
 
     ledger = PopulationLedger.create(folder / "made.db", epsilon=4.0)
     people = Sketch.of_ids(np.arange(50), ledger.salt)
-    for number in range(5):
-        ledger.reserve(f"run{number}", Budget(0.5, 1e-7), "a fit", people)
-    ledger.cover("run0", [Pure(0.01), Gaussian(40.0)])
-    ledger.finish("run1", [Gaussian(40.0)])
-    ledger.finish("run2", [])
+    marks = [ledger.reserve(f"run{number}", Budget(0.5, 1e-7), "a fit", people)[0] for number in range(5)]
+    ledger.cover("run0", [Pure(0.01), Gaussian(40.0)], Place(marks[0], 0))
+    ledger.finish("run1", [Gaussian(40.0)], Place(marks[1], 0))
+    ledger.finish("run2", [], Place(marks[2], 0))
     ledger.give_up("run3")
     return [(folder / "made.db").read_bytes()]
 
@@ -190,10 +190,19 @@ def _write_population(path: Path, lines: Sequence[Any], rng: Random) -> None:
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA synchronous = OFF")
     connection.execute("PRAGMA journal_mode = OFF")
-    connection.execute("CREATE TABLE lines (number INTEGER PRIMARY KEY, line)")
-    for line in written:
-        value = line.decode(errors="replace") if rng.random() < 0.97 else rng.choice((line, None, 3, 0.5))
-        connection.execute("INSERT INTO lines (line) VALUES (?)", (value,))
+    for table in ("lines (number, line)", "seal (only, lines, chain)", "runs (run, opened, before, lines)"):
+        connection.execute(f"CREATE TABLE {table}")
+
+    def odd(value: Any) -> Any:
+        """Return a value, or seldom another one."""
+        return value if rng.random() < 0.97 else rng.choice((str(value).encode(), None, 3, 0.5, -1, "x"))
+
+    for number, line in enumerate(written, start=1):
+        connection.execute("INSERT INTO lines VALUES (?, ?)", (odd(number), odd(line.decode(errors="replace"))))
+    chain = written[-1].rpartition(b'"chain": "')[2][:-2].decode(errors="replace") if written else ""
+    connection.execute("INSERT INTO seal VALUES (1, ?, ?)", (odd(len(written)), odd(chain)))
+    for run in ("run0", "run4"):  # the open ones
+        connection.execute("INSERT INTO runs VALUES (?, ?, ?, ?)", (odd(run), odd("mark"), odd(""), odd(0)))
     connection.close()
 
 

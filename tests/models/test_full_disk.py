@@ -120,6 +120,10 @@ def test_a_ledger_that_could_not_grow_is_as_it_was_and_goes_on(tmp_path: Path, m
             ledger.charge({"two/a": Gaussian(10.0)})
     assert path.read_bytes() == before
     assert list(ledger.entries.charges) == ["one/a"]
+    with pytest.raises(InputError, match="Open it again"):
+        ledger.charge({"two/a": Gaussian(10.0)})
+    ledger.close()
+    ledger = Ledger(Budget(4.0, 1e-6), path=path)
     ledger.charge({"two/a": Gaussian(10.0)})
     ledger.close()
     assert list(read_ledger(path).entries.charges) == ["one/a", "two/a"]

@@ -60,11 +60,9 @@ def show_population(file: PopulationFile) -> None:
     waiting = [share for share in found.shares.values() if share.status == "open"]
     if waiting:
         show("")
-        show(
-            "An open run holds all that it reserved: it is under way, or was stopped. Run its command again, or, if it "
-            f"will not go on: privrep population give-up {file} RUN",
-            wrap=True,
-        )
+        show("An open run holds all that it reserved: it is under way, or was stopped.", wrap=True)
+        show("Run its command again, or, if it will not go on:", wrap=True)
+        show(f"    privrep population give-up {file} RUN")
 
 
 def give_up(

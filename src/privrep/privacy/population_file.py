@@ -147,9 +147,11 @@ def append_lines(connection: sqlite3.Connection, count: int, head: str, lines: S
 
 
 def read_holders(connection: sqlite3.Connection) -> dict[str, Holder]:
-    """Return who has which open run."""
+    """Return who has which open run. Raise ValueError where that cannot be read."""
     rows = connection.execute("SELECT run, opened, before, lines FROM runs").fetchall()
-    return {str(run): Holder(str(opened), str(before), int(lines)) for run, opened, before, lines in rows}
+    if not all(isinstance(each, kind) for row in rows for each, kind in zip(row, (str, str, str, int), strict=True)):
+        raise ValueError("its table of runs cannot be read")
+    return {run: Holder(opened, before, lines) for run, opened, before, lines in rows}
 
 
 def write_holder(connection: sqlite3.Connection, run: str, holder: Holder | None) -> None:
