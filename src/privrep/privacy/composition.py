@@ -1,7 +1,9 @@
 """The privacy of Gaussian and pure releases together, in numbers: total mu, the epsilons of the pure ones, delta.
 
 Formal guarantee. Let the Gaussian releases of a run compose to mu-GDP. Let the others be pure, the i-th epsilon_i-DP.
-All are chosen adaptively, in any order.
+What they ask may depend on earlier releases, and so may their order. The epsilons of the pure ones may not, nor the
+limit of mu. Within this limit each Gaussian release may be priced by earlier ones: however mu^2 is split, what is left
+is dominated alike. With Gaussian releases alone, or pure ones alone and no delta, all prices may be chosen on the way.
 * Each is dominated by a pair of distributions (P, Q): its outcomes tell neighbours apart no better than a draw tells P
   from Q.
 * For mu-GDP the pair is (N(mu, 1), N(0, 1)).

@@ -12,7 +12,8 @@ draw from
 * c and c' are what that user adds and no more: its being in changes nothing of what others add (`users.batching`).
 * Who else is in has the same distribution for both neighbours, and hockey-stick divergences are jointly convex. So a
   pair that dominates (P, Q) for all t, c and c' dominates the release.
-* Products of such pairs dominate the releases of a run, chosen adaptively (Zhu, Dong and Wang 2022).
+* Products of such pairs dominate the releases of a run, chosen adaptively (Zhu, Dong and Wang 2022). Rates,
+  noise and number of the sampled ones are fixed beforehand, as are epsilons of pure ones: by public facts.
 
 Replace-one-user: |c|, |c'| <= r = 1/(2z). The pair with c = r e, c' = -r e for a unit vector e dominates all others; it
 lies on a line.
