@@ -31,17 +31,16 @@ from privrep.boundary import read_json
 from privrep.errors import InputError, PrivrepError
 from privrep.federated.agreement import Agreement
 from privrep.federated.credentials import is_loopback, read_node_key
+from privrep.federated.node_accounts import NodeAccounts
 from privrep.federated.run_log import write_private
 from privrep.federated.task import Task, task_from_json
 from privrep.federated.wire.answering import answer
 from privrep.federated.wire.messages import Question, Refusal, make_refusal, pack, unpack
 from privrep.federated.wire.users import check_facts
-from privrep.privacy.ledger import Budget, Ledger, read_ledger
 from privrep.privacy.population import Account, PopulationLedger
 from privrep.privacy.protocol import Facts, Users
 from privrep.privacy.run import Run
 from privrep.users.isolated import IsolatedUsers
-from privrep.users.memory import InMemoryUsers
 
 Say = Callable[[str], None]
 _RUN = re.compile(r"[0-9a-z]{1,64}", re.ASCII)  # the name of a run, and of its folder
@@ -125,7 +124,7 @@ class Host:
             self.say(f"asked to take part as {fields['name']}: {_describe_run(task, fields['noise'])}")
         self._check_task(task, fields["run"], fields["noise"])
         if not fields["begin"]:
-            self._check_room(task, fields["run"], fields["noise"])
+            self._accounts.check_room(task, fields["run"], fields["noise"])
             return pack(asdict(self._facts or self._count_facts(task)))
         if self.run != fields["run"] or self._users is None:
             self._open(task, fields)
@@ -149,11 +148,11 @@ class Host:
         try:
             users: Any = self._files.enter_context(task.open(self.data))
             self._users = IsolatedUsers(users, strictly=fields["noise"] is not None)
-            account = self._open_account(fields["run"], users)
+            account = self._accounts.open(fields["run"], users)
             if fields["noise"] is not None:
                 self._own = self._open_own_run(task, fields["run"], str(fields["name"]), fields["noise"], account)
             elif account is not None:
-                self._reserve(task, fields["run"], account)
+                self._accounts.reserve(task, fields["run"], account)
         except BaseException:
             self.close()
             raise
@@ -182,52 +181,10 @@ class Host:
         if task.relation != "replace-one-user":
             raise InputError("a node says how many users it has, so noise of its own goes with replace-one-user alone.")
 
-    def _check_room(self, task: Task, run: str, noise: Any) -> None:
-        """Raise BudgetExceeded if the population ledger has no room for a run, before a row is read."""
-        account = self._open_account(run)
-        if account is not None:
-            account.check(self._budget_of(task, noise), self._find_ledger(run), seeded=task.seed is not None)
-
-    def _budget_of(self, task: Task, noise: Any) -> Budget:
-        """Return what a run may spend here: all of its budget, or what this node's own noise may let the server learn.
-
-        Args:
-            task: of the run.
-            noise: the server's plan; None: the server adds the noise.
-        """
-        if noise is not None and self.agreed is not None and self.agreed.noise is not None:
-            noise = self.agreed.noise
-        return Budget(task.epsilon if noise is None else float(noise["epsilon"]), task.delta, task.relation)
-
-    def _find_ledger(self, run: str) -> Path:
-        """Return the file of this node's own ledger of a run, which may not be there yet."""
-        own = self.folder / "noise" / run / "ledger.jsonl"
-        return own if own.is_file() else self.folder / "accounts" / f"{run}.jsonl"
-
-    def _open_account(self, run: str, users: Any = None) -> Account | None:
-        """Return the account of a run with this node's population ledger; None where it has none."""
-        if self.population is None:
-            return None
-        ids = users.table.ids if isinstance(users, InMemoryUsers) else None
-        what = f"federated run {run}, node folder {self.folder}"
-        return Account(self.population, what, None if ids is None else lambda: ids, lasts=True)
-
-    def _reserve(self, task: Task, run: str, account: Account) -> None:
-        """Reserve the budget of a run that the server adds the noise to, and is trusted to keep to."""
-        path = self._find_ledger(run)
-        path.parent.mkdir(exist_ok=True, mode=0o700)
-        Ledger(self._budget_of(task, None), seeded=task.seed is not None, path=path, account=account).close()
-
-    def _settle(self, run: str, model: Path) -> None:
-        """Return what a run has not spent to the population ledger: its own noise, or the charges of its model."""
-        if self.population is None:
-            return
-        if self._own is not None:
-            self._own.ledger.finish()
-            return
-        path = self._find_ledger(run)
-        told = read_ledger(model / "ledger.jsonl").entries.charges if path.parent.name == "accounts" else None
-        self.population.settle(read_ledger(path), told)
+    @property
+    def _accounts(self) -> NodeAccounts:
+        """Return the accounts of this node's runs with its population ledger."""
+        return NodeAccounts(self.folder, self.agreed, self.population)
 
     def _open_own_run(
         self, task: Task, run: str, name: str, noise: Mapping[str, Any], account: Account | None = None
@@ -246,7 +203,7 @@ class Host:
         folder.mkdir(exist_ok=True, mode=0o700)
         seed = None if task.seed is None else _seed_of(task.seed, name)
         assert self._users is not None
-        budget = self._budget_of(task, noise)
+        budget = self._accounts.make_budget(task, noise)
         return self._files.enter_context(Run.open(self._users, budget, seed=seed, folder=folder, account=account))
 
     def answer_sums(self, content: RecordDict) -> RecordDict:
@@ -297,7 +254,7 @@ class Host:
                 heads = f"with the heads of {task.keep(new, users):,} users (yours alone)"
         except Exception as error:
             heads = f"WITHOUT HEADS ({error}): mend the file, and make them with privrep node personalize"
-        self._settle(run, new)
+        self._accounts.settle(run, new, self._own)
         write_private(self.folder / "run.json", {"run": run})
         shutil.rmtree(self.folder / "model", ignore_errors=True)
         os.replace(new, self.folder / "model")
