@@ -258,6 +258,9 @@ def test_every_command_draws_from_a_population(
     code, _, err = run(capsys, *command.typed(tmp_path, people.path, tmp_path / "other"))
     assert (code, "no room for this run" in err) == (2, True), err
     assert not (tmp_path / "other").exists()
+    if name != "federate simulate":  # which has no --check
+        code, _, err = run(capsys, *command.typed(tmp_path, people.path, tmp_path / "other"), "--check")
+        assert (code, "no room for this run" in err) == (2, True), err
 
 
 def test_a_fit_over_what_is_left_reads_no_row(folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

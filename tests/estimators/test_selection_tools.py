@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ import privrep
 from privrep import PrivateFedRep, WithinUserSplit
 from privrep.data.synthetic import make_population
 from privrep.errors import BudgetExceeded, FittedAgain, InputError, OutsideLedger, UnknownUsers
+from privrep.estimators.accounts import forget_fits
 from privrep.linear.registry import ESTIMATORS
 from privrep.privacy.accounting import compute_epsilon
 
@@ -186,6 +188,21 @@ def test_other_users_and_simulations_are_no_fits_of_these(rows: Any) -> None:
     assert not [each for each in caught if each.category is FittedAgain]
     with pytest.warns(FittedAgain, match="2 fits"):
         PrivateFedRep(1, epsilon=1.0).fit(X[:60], y[:60], groups[:60])
+
+
+def test_fits_of_one_ledger_are_its_own_and_any_other_fit_is_told_of(rows: Any, tmp_path: Path) -> None:
+    """A population ledger has the total of its own fits. A fit beside it is on no ledger with them."""
+    X, y, groups = rows
+    people = [privrep.PopulationLedger.create(tmp_path / f"{name}.db", epsilon=9.0) for name in "ab"]
+    forget_fits()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FittedAgain)
+        for _ in range(2):
+            PrivateFedRep(1, epsilon=1.0, population=people[0]).fit(X, y, groups)
+    for count, drawn_from in ((3, None), (4, people[0]), (5, people[1])):
+        with pytest.warns(FittedAgain, match=f"{count} fits"):
+            PrivateFedRep(1, epsilon=1.0, population=drawn_from).fit(X, y, groups)
+    forget_fits()
 
 
 # Pipelines

@@ -23,6 +23,7 @@ from privrep.models.inspection import inspect_folder
 from privrep.models.learning import learn
 from privrep.models.picture import _find_bars
 from privrep.models.sections import Inspection
+from privrep.models.verification import verify
 from privrep.privacy.events import Event, Gaussian, Relation, Selection
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger, noise_multiplier
@@ -301,8 +302,14 @@ def test_an_unfinished_run_is_read_and_left_alone(tmp_path: Path, folder: Path) 
     assert not any(name.startswith("round") for name in names)
     assert 0 < found.privacy.epsilon < 4
     assert "not finished" in everything(found)
-    (run / "ledger.jsonl").unlink()
+    for lose in ((run / "ledger.jsonl").unlink, (run / "ledger.jsonl").touch):  # pages stand, so something was spent
+        lose()
+        with pytest.raises(InputError, match=r"ledger\.jsonl"):
+            inspect_folder(run)
+        assert [finding.name for finding in verify(run).findings if not finding.good] == ["ledger"]
+    shutil.rmtree(run / "billboard")
     assert inspect_folder(run).privacy.epsilon == 0
+    assert verify(run).good
 
 
 def test_folders_that_are_no_model_are_refused(tmp_path: Path, folder: Path) -> None:

@@ -298,7 +298,7 @@ def test_a_last_line_without_its_break_is_a_charge(path: Path, open_ledger: Open
 @pytest.mark.parametrize("start", [b"", b'{"format": "privrep-led'])
 def test_a_file_without_a_whole_header_is_begun_again(path: Path, start: bytes) -> None:
     path.write_bytes(start)
-    with pytest.raises(InputError, match="Nothing was spent"):
+    with pytest.raises(InputError, match="is empty; restore it from a copy"):
         read_report(path)
     Ledger(BUDGET, path=path).close()
     assert len(lines(path)) == 1

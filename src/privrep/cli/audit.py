@@ -95,7 +95,7 @@ def _show(found: Audit) -> None:
         _show_pages(found.fit)
     for name, why in found.left_out.items():
         show(f"left out: {name}: {why}", wrap=True)
-    verdict = "passed: no release reveals more than its ledger states, and every control was caught"
+    verdict = "passed: no release was seen to reveal more than its ledger states, and every control was caught"
     if not found.passed:
         verdict = "FAILED: a release reveals more than its ledger states, or a control was not caught"
     show(verdict, style="bold" if found.passed else "bold red", wrap=True)

@@ -75,7 +75,7 @@ def fit(
         return
     request = FitRequest.of_options(context.params)  # the options above, as they were typed
     if check:
-        _check(request, table)
+        _check(request, table, out)
         return
     if out is None:
         raise InputError("say where the model goes: --out FOLDER.")
@@ -100,7 +100,7 @@ def _fit_file(
         raise InputError("say where the model goes: --out FOLDER, or output.folder in the config.")
     with in_keys(path):
         if check or folder is None:
-            _check(FitRequest.of_file(asked), path)
+            _check(FitRequest.of_file(asked), path, folder)
         else:
             _fit(FitRequest.of_file(asked), folder, workdir, overwrite)
 
@@ -162,14 +162,22 @@ def _config(request: FitRequest, features: Sequence[str] | None) -> Config:
 # What was asked for
 
 
-def _check(request: FitRequest, told: Path) -> None:
-    """Refuse what can be refused without the table, and say that the rest can be used."""
+def _check(request: FitRequest, told: Path, out: Path | None) -> None:
+    """Refuse what can be refused without the table, and say that the rest can be used.
+
+    Args:
+        request: what was asked for.
+        told: the file that says so, or the table.
+        out: the folder of the model, if it is known.
+    """
     _check_request(request)
     by_value, _ = _values(request)
     if request.task == "classification" and request.classes is not None:
         read_classes(request.classes, "")
     numbers = None if by_value or request.features is None else request.features
-    _config(request, numbers).check(None if numbers is None else len(numbers))
+    config = _config(request, numbers)
+    config.check(None if numbers is None else len(numbers))
+    open_account(request.population, "", make_budget(config), out, seeded=config.seed is not None)
     note_weakness(request.epsilon, request.delta, request.relation)
     say_checked(told, [] if request.table == STANDARD or request.table.exists() else [request.table])
 

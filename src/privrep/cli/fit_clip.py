@@ -47,9 +47,8 @@ def fit_multimodal(
     if folder is not None and not check and (folder / "model.json").is_file():
         raise InputError(f"{folder} holds a finished model: use it, or choose another folder and spend another budget.")
     chosen, privacy = population or asked.privacy.population, asked.privacy
-    if not check:  # no image is read in vain
-        budget = None if privacy.delta is None else Budget(privacy.epsilon, privacy.delta)
-        open_account(chosen, "", budget, folder, seeded=privacy.seed is not None)
+    budget = None if privacy.delta is None else Budget(privacy.epsilon, privacy.delta)
+    open_account(chosen, "", budget, folder, seeded=privacy.seed is not None)  # no image is read in vain
     with progress() as bar:
         made, test = _prepared(asked, bar)
         if check:

@@ -46,9 +46,8 @@ def fit_neural(
     if folder is None and not check:
         raise InputError("say where the model goes: --out FOLDER, or output.folder in the config.")
     chosen, privacy = population or asked.privacy.population, asked.privacy
-    if not check:
-        budget = Budget(privacy.epsilon, privacy.delta)
-        open_account(chosen, "", budget, folder, seeded=privacy.seed is not None)  # no image is read in vain
+    budget = Budget(privacy.epsilon, privacy.delta)
+    open_account(chosen, "", budget, folder, seeded=privacy.seed is not None)  # no image is read in vain
     images = _images(asked)
     train, held = _tables(asked, images)
     model = _model(asked, images, train)

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from privrep.cli.command import with_screen
-from privrep.cli.console import right, say, show, tell
+from privrep.cli.console import say, show, tell
 from privrep.cli.options import Relations, check_relation
 from privrep.errors import InputError
 
@@ -53,10 +52,13 @@ def show_population(file: PopulationFile) -> None:
     show(f"Spent and reserved: epsilon {found.epsilon:.4g}, by exact composition over all events of all runs")
     show(f"Left: one more run may take epsilon {found.epsilon_left:.4g}")
     if budget.delta:
-        show(f"One more fit at epsilon {ONE_MORE:g} would bring it to {found.forecast(ONE_MORE):.4g}")
+        more = found.forecast(ONE_MORE)
+        over = ", so it would be refused" if more > budget.epsilon else ""
+        show(f"One more fit at epsilon {ONE_MORE:g} would bring it to {more:.4g}{over}")
     if found.shares:
         show("")
-        show(_table(found))
+        for line in _list_runs(found):
+            show(line)
     waiting = [share for share in found.shares.values() if share.status == "open"]
     if waiting:
         show("")
@@ -90,7 +92,10 @@ def settle(
 
     ledger = PopulationLedger(file)
     if not ModelFolder(folder).finished:
-        raise InputError(f"{folder} holds no finished model, so its run may go on: run its command again.")
+        raise InputError(
+            f"{folder} holds no finished model. If its run is open, run its command again; a run that was given up is "
+            "counted whole."
+        )
     fault = next((found for found in verify(folder).findings if not found.good), None)
     if fault is not None:
         raise InputError(f"{folder}: its books are not in order ({fault.words}), so nothing can return.")
@@ -143,13 +148,15 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _table(found: Accounts) -> Table:
-    table = Table("run", "when", "what", "users", "reserved", "spent", "returned", "status")
-    right(table, 3, 4, 5, 6)
-    table.columns[0].no_wrap = True  # `give-up` asks for it
+def _list_runs(found: Accounts) -> list[str]:
+    """Return two lines for each run: its name, status and epsilons; then when, who and what."""
+    lines = []
     for share in found.shares.values():
-        users = "" if share.users is None else f"{share.users:,}"
-        told = ["" if each is None else f"{round(each, 4):g}" for each in _spent(share)]
-        when = share.when[:16].replace("T", " ")
-        table.add_row(share.run, when, share.what, users, f"{share.budget.epsilon:g}", *told, share.status)
-    return table
+        told = [f"reserved {share.budget.epsilon:g}"]
+        spent, returned = _spent(share)
+        if spent is not None and returned is not None:
+            told += [f"spent {round(spent, 4):g}", f"returned {round(returned, 4):g}"]
+        users = [] if share.users is None else [f"{share.users:,} users"]
+        lines.append(f"{share.run}  {share.status:<9} {', '.join(told)}")
+        lines.append("    " + ", ".join([share.when[:16].replace("T", " "), *users, share.what]))
+    return lines

@@ -33,11 +33,12 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True)
 class _Fit:
-    """A fit of this process: a sketch of its users, its budget, and what it charged."""
+    """A fit of this process: a sketch of its users, its budget, what it charged, and its population ledger if any."""
 
     people: Sketch
     budget: Budget
     events: tuple[Event, ...]
+    population: str | None = None
 
 
 def open_account(estimator: Any, ids: Callable[[], ArrayLike]) -> Account | None:
@@ -72,7 +73,9 @@ def check_account(estimator: Any, budget: Budget | None = None) -> None:
 
 
 def warn_if_again(estimator: Any, ids: Callable[[], ArrayLike], report: PrivacyReport, stacklevel: int = 3) -> None:
-    """Warn with the running total where this process fitted some of these users before, without a population ledger.
+    """Warn with the running total where this process fitted some of these users before, and no one ledger knows of all.
+
+    Fits that draw from one population ledger, all of them, are within its budget: that ledger has the total.
 
     Args:
         estimator: that was fitted.
@@ -80,19 +83,21 @@ def warn_if_again(estimator: Any, ids: Callable[[], ArrayLike], report: PrivacyR
         report: of the fit.
         stacklevel: how many calls above this one the warning points to.
     """
-    if report.seeded or estimator.population is not None:
+    if report.seeded:
         return
     budget = Budget(report.epsilon_budget, report.delta, report.relation)
-    fit = _Fit(Sketch.of_ids(ids(), _SALT), budget, tuple(event for _, event in report.events))
+    events = tuple(event for _, event in report.events)
+    named = None if report.population is None else report.population[0]
+    fit = _Fit(Sketch.of_ids(ids(), _SALT), budget, events, named)
     with _LOCK:
         met = [each for each in _FITS if each.budget.relation == budget.relation and _share_users(each, fit)]
         _FITS.append(fit)
-    if met:
+    if any(each.population is None or each.population != fit.population for each in met):
         total, delta = compute_total([*met, fit])
         warnings.warn(
             f"this process has made {len(met) + 1} fits of users with these ids: together they spent up to epsilon "
-            f"{total:.4g} at delta {delta:g}, not {report.epsilon:.4g}. With a population ledger (population=) no fit "
-            "goes over a budget for all.",
+            f"{total:.4g} at delta {delta:g}, not {report.epsilon:.4g}. If all of them draw from one population ledger "
+            "(population=), no fit goes over a budget for all.",
             FittedAgain,
             stacklevel=stacklevel,
         )

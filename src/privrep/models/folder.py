@@ -256,9 +256,13 @@ class ModelFolder:
             budget: of the run.
             seeded: whether the run's noise is seeded.
         """
-        if not self.finished and not (self.ledger.is_file() and self.ledger.stat().st_size > 0):
-            return Ledger(budget, seeded=seeded)
-        return self.read_ledger()
+        return Ledger(budget, seeded=seeded) if self.unspent else self.read_ledger()
+
+    @property
+    def unspent(self) -> bool:
+        """Return whether the run was stopped before it spent anything: it has neither a ledger nor a page."""
+        begun = self.finished or (self.ledger.is_file() and self.ledger.stat().st_size > 0)
+        return not begun and not any((self.path / BILLBOARD).glob("*"))
 
     def read_billboard(self, page: str | None = None) -> Billboard:
         """Read every page; `page` must be among them."""

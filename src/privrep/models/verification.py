@@ -66,7 +66,7 @@ def _read(folder: ModelFolder) -> tuple[list[Finding], Ledger | None, Billboard 
     billboard: Billboard | None = None
     try:
         with folder.damage(LEDGER):
-            if not folder.finished and not (folder.ledger.is_file() and folder.ledger.stat().st_size):
+            if folder.unspent:
                 return [Finding("ledger", True, "the run has not begun to spend")], None, None
             ledger = read_ledger(folder.ledger)
         findings.append(Finding("ledger", True, "the ledger can be read"))

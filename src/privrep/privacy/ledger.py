@@ -367,7 +367,10 @@ def read_ledger(path: Path) -> Ledger:
         raise InputError(f"{path} does not exist: this folder holds no privrep ledger.")
     found = read_file(path)
     if found.header is None:
-        raise InputError(f"{path} is empty: the run was stopped before it began. Nothing was spent.")
+        raise InputError(
+            f"{path} is empty; restore it from a copy. Only a run that was stopped before its first page has spent "
+            "nothing."
+        )
     header = found.header
     with refusing(lambda why: f"{path} is damaged ({why}); restore it from a copy."):
         check_plausible(found.entries.charges.values(), header["epsilon"], header["delta"])

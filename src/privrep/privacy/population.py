@@ -127,7 +127,9 @@ class PopulationLedger:
         def reserve(accounts: Accounts, holders: Mapping[str, Holder]) -> Lines:
             known = accounts.shares.get(run)
             if known is not None and known.status == "given up":
-                raise ResumeError("this run was given up, so it cannot go on; its budget counts as spent.")
+                raise ResumeError(
+                    "this run was given up, so it cannot go on; its budget counts as spent. Fit into another folder."
+                )
             if known is not None and known.budget != budget:
                 raise ResumeError("this run reserved another budget; continue it with the same epsilon and delta.")
             if known is not None and known.status == "open" and not holders[run].is_at(place):

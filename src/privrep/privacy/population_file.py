@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privrep.boundary import say_why
-from privrep.errors import InputError
+from privrep.boundary import is_full, say_why
+from privrep.errors import DiskFull, InputError
 from privrep.privacy.account import Place
 from privrep.privacy.ledger_file import chain_line, read_chained
 from privrep.privacy.people import Sketch
@@ -78,8 +78,13 @@ def open_file(path: Path) -> Iterator[sqlite3.Connection]:
     except sqlite3.OperationalError as error:
         if "locked" in str(error):
             raise InputError(f"{path} is in use by another process for over {WAIT:g} seconds. Try again.") from None
+        if is_full(error):
+            raise DiskFull(
+                f"{path} cannot be written, because the disk is full. Make room and run the same again: what was "
+                "written before still stands."
+            ) from None
         why = f"{path} cannot be used as a population ledger ({say_why(error)})"
-        raise InputError(f"{why}. Nothing was drawn.") from None
+        raise InputError(f"{why}. What its runs wrote before still stands.") from None
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter: a message that quotes the damage
         why = f"{path} is no population ledger, or is damaged ({say_why(error)})"
         raise InputError(f"{why}. Restore it from a copy.") from None

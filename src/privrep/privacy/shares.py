@@ -115,10 +115,13 @@ class Accounts:
         if not fits:
             reserved = sum(share.status == "open" for share in self.shares.values() if share.run != run)
             waiting = f"; {reserved} open runs hold a part of it" if reserved else ""
+            remedy = "Ask for a smaller epsilon, at a delta no larger than that"
+            if not self.budget.delta:
+                remedy = "A budget without a delta is for choices alone: make one with a delta, or ask for a delta of 0"
             raise BudgetExceeded(
                 f"the population's budget has no room for this run: epsilon {self.budget.epsilon:g} at delta "
                 f"{self.budget.delta:g}, of which one more run may take {self.epsilon_left:.4g} at that delta"
-                f"{waiting}. Ask for a smaller epsilon; privrep population show lists all runs."
+                f"{waiting}. {remedy}; privrep population show lists all runs."
             )
 
 
