@@ -225,6 +225,16 @@ class Ledger:
                 f"{budget.epsilon:g} at delta {budget.delta:g}. Use a larger epsilon, or ask less."
             )
 
+    def record_drawn(self, page: str) -> None:
+        """Take note that a page is about to be posted, where the run draws from a population ledger.
+
+        Raise ResumeError if the run goes on elsewhere: what was drawn here is then thrown away, and never seen. Without
+        a population ledger nobody knows of other copies of the run, and nothing is noted.
+        """
+        if self._account is not None:
+            with self._writing():
+                self._write([{"drawn": page}])
+
     def record_posted(self, page: Post, events: Mapping[str, Event] | None = None) -> None:
         """Record that a page stands, and what it says. It must say what it said when it was posted.
 

@@ -9,6 +9,7 @@ Lines of a chained file:
   {"population": name, "run": name}  the population ledger that the run draws from, before any charge
   {"opened": mark}            a process goes on with the run, where it draws from a population ledger
   {"charge": name, ...}       an event, before its noise is drawn
+  {"drawn": page}             it is about to be posted, where the run draws from a population ledger
   {"posted": page, ...}       a page that stands, with a hash of all that it says
   {"abandoned": page}         a page that will never stand, although something of it was drawn
 
@@ -33,7 +34,7 @@ from privrep.privacy.events import Event, event_from_json
 FORMAT, UNCHAINED = "privrep-ledger/2", "privrep-ledger/1"
 _MARK = b', "chain": "'
 _HEX = 32  # digits of a chain
-_NAMED = "posted", "abandoned", "charge", "population", "opened"  # kinds of lines, but for the first
+_NAMED = "posted", "abandoned", "charge", "population", "opened", "drawn"  # kinds of lines, but for the first
 _DEEP = 8  # brackets that a line may open: ours open three
 
 
@@ -254,6 +255,9 @@ def _add(entries: Entries, data: dict[str, Any], chained: bool) -> None:
         if entries.drawn_from is None:
             raise ValueError("it opens a run that draws from no population")
         entries.opened = data["opened"]
+    elif "drawn" in data:
+        if entries.drawn_from is None:
+            raise ValueError("it notes a draw for a population that it draws nothing from")
     elif "posted" in data:
         page = data["posted"]
         if chained and (page in entries.posted or not isinstance(data["says"], str)):

@@ -4,9 +4,10 @@ A run reserves its whole budget before it draws, in one transaction. What it did
 reservation of a run that was killed stands until the run is continued to its end, or is given up as spent.
 `privacy.shares` has the formal guarantee.
 
-A run goes on in one place. Each process that opens it writes a new mark into the run's own ledger, and the population's
-ledger keeps that mark and how long the run's ledger is, before every draw. So a copy of a run's folder that was left
-behind, or is open elsewhere, is refused: one reservation never pays for two runs.
+A run goes on in one place. Each process that opens it writes a new mark into the run's own ledger. The population's
+ledger keeps that mark and how long the run's ledger is, before every draw and again before every page is posted. So of
+two copies of a run's folder one is refused, before it posts anything that the other one draws, too. What is left is a
+copy that is made in the moment between the last of these notes and the page.
 
 The lines of the file are only ever appended (`privacy.population_file`). It holds no row. It holds a keyed sketch of
 users' ids, so it stays with whoever holds the rows.

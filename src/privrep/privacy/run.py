@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from privrep.errors import InputError, ResumeError
+from privrep.errors import InputError, PrivrepError, ResumeError
 from privrep.privacy.billboard import Billboard, Choice, Release
 from privrep.privacy.books import find_fault
 from privrep.privacy.bounds import LEVELS, Bound, BoundedSum, LossBound
@@ -148,7 +148,8 @@ class Run:
                 if account is not None and (
                     folder is None or not ledger.entries.charges or (over and not account.lasts)
                 ):
-                    ledger.finish()
+                    with nullcontext() if over else suppress(PrivrepError):  # what went wrong first is told
+                        ledger.finish()
             finally:
                 ledger.close()
 
@@ -176,6 +177,7 @@ class Run:
         events = price_page(page, queries, among, relation)
         if page not in self.billboard:
             released = self._make_releases(page, step, queries, among)
+            self.ledger.record_drawn(page)
             self.billboard.post_releases(page, released, simulation=self.ledger.seeded)
         self.ledger.record_posted(self.billboard[page], events)
         released = self.billboard.releases(page)
@@ -245,6 +247,7 @@ class Run:
         if page not in self.billboard:
             asked = (steps, start, make_step, queries, update, among)
             walk = release_iterated(self.users, *asked, self.ledger, self.noise, page, on_step)
+            self.ledger.record_drawn(page)
             self.billboard.post_iterated(page, walk, simulation=self.ledger.seeded)
         self.ledger.record_posted(self.billboard[page], events)
         walk = self.billboard.read_iterated(page)
@@ -274,6 +277,7 @@ class Run:
         check_share(mu_squared)
         if page not in self.billboard:
             selected = select(holders, mu_squared, delta, self.ledger, self.noise, page)
+            self.ledger.record_drawn(page)
             self.billboard.post_selection(page, selected, simulation=self.ledger.seeded)
         self.ledger.record_posted(self.billboard[page], price_selection(page, mu_squared, delta))
         selected = self.billboard.read_selection(page)
@@ -301,6 +305,7 @@ class Run:
         if page not in self.billboard:
             losses = self.users.sums(step, {"losses": bound})["losses"]
             choice = choose(losses, epsilon, self.ledger, self.noise, page)
+            self.ledger.record_drawn(page)
             self.billboard.post_choice(page, choice, simulation=self.ledger.seeded)
         self.ledger.record_posted(self.billboard[page], events)
         choice = self.billboard.read_choice(page)
