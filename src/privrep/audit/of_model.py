@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -63,8 +64,11 @@ def _find_kind(event: Event) -> str:
 
 
 def _rank(event: Event) -> float:
-    """Return a number that is larger for the costlier of two releases of a kind."""
-    return event.epsilon if isinstance(event, Pure) else 1 / event.noise_multiplier
+    """Return a number that is larger for the costlier of two releases of a kind: about its mu, or its epsilon."""
+    if isinstance(event, Pure):
+        return event.epsilon
+    rate = event.rate if isinstance(event, Sampled | Batched) else 1.0
+    return rate * math.sqrt(event.count) / event.noise_multiplier
 
 
 def _settle(event: Event, whole: Settings) -> Settings:

@@ -49,7 +49,8 @@ def show_population(file: PopulationFile) -> None:
     budget = found.budget
     show(f"{file}: population ledger {found.name}", style="bold")
     show(f"Budget: epsilon {budget.epsilon:g} at delta {budget.delta:g}, {budget.relation}, for all runs together")
-    show(f"Spent and reserved: epsilon {found.epsilon:.4g}, by exact composition over all events of all runs")
+    over = "" if found.epsilon <= budget.epsilon * (1 + 1e-9) else ": OVER THE BUDGET"
+    show(f"Spent and reserved: epsilon {found.epsilon:.4g}, by exact composition over all events of all runs{over}")
     show(f"Left: one more run may take epsilon {found.epsilon_left:.4g}")
     if budget.delta:
         more = found.forecast(ONE_MORE)

@@ -7,6 +7,7 @@ few users in common, out of thousands, may be missed. Fits that failed, and othe
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 from collections.abc import Callable
@@ -96,8 +97,8 @@ def warn_if_again(estimator: Any, ids: Callable[[], ArrayLike], report: PrivacyR
         total, delta = compute_total([*met, fit])
         warnings.warn(
             f"this process has made {len(met) + 1} fits of users with these ids: together they spent up to epsilon "
-            f"{total:.4g} at delta {delta:g}, not {report.epsilon:.4g}. If all of them draw from one population ledger "
-            "(population=), no fit goes over a budget for all.",
+            f"{_round_up(total):.4g} at delta {delta:g}, not {report.epsilon:.4g}. If all of them draw from one "
+            "population ledger (population=), no fit goes over a budget for all.",
             FittedAgain,
             stacklevel=stacklevel,
         )
@@ -114,6 +115,14 @@ def compute_total(fits: list[_Fit]) -> tuple[float, float]:
     delta = max(fit.budget.delta for fit in fits)
     events = [event for number, fit in enumerate(fits) for event in rename_splits(str(number), fit.events)]
     return compute_epsilon(events, delta), delta
+
+
+def _round_up(number: float) -> float:
+    """Return a number of four digits that is no smaller."""
+    if not 0 < number < math.inf:
+        return number
+    step = 10.0 ** (math.floor(math.log10(number)) - 3)
+    return math.ceil(number / step) * step
 
 
 def _share_users(one: _Fit, other: _Fit) -> bool:

@@ -217,6 +217,8 @@ class Host:
         users = self._users
         assert users is not None
         question = Question.from_record(content, users.facts.features, users.facts.targets)
+        if self.population is not None and self._own is None:
+            self._accounts.check_question(question)
         return answer(question, users, self._own).to_record()
 
     def _come_back(self, run: Any) -> None:
@@ -255,6 +257,7 @@ class Host:
         except Exception as error:
             heads = f"WITHOUT HEADS ({error}): mend the file, and make them with privrep node personalize"
         self._accounts.settle(run, new, self._own)
+        self.close()  # what the run did not spend went back: its rows are closed before anything else
         write_private(self.folder / "run.json", {"run": run})
         shutil.rmtree(self.folder / "model", ignore_errors=True)
         os.replace(new, self.folder / "model")

@@ -6,12 +6,16 @@ noise, the node reserves the budget of the run, and believes the charges that co
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from privrep.errors import InputError
 from privrep.federated.agreement import Agreement
 from privrep.federated.task import Task
+from privrep.federated.wire.messages import Question
+from privrep.privacy.bounds import LossBound
 from privrep.privacy.ledger import Budget, Ledger, read_ledger
 from privrep.privacy.population import Account, PopulationLedger
 from privrep.privacy.run import Run
@@ -53,6 +57,11 @@ class NodeAccounts:
         """
         account = self.open(run)
         if account is not None:
+            if noise is None and task.rate < 1:
+                raise InputError(
+                    "a node's population ledger cannot count secret samples that the server draws: join without "
+                    "--population, or ask the server for a rate of 1."
+                )
             account.check(self.make_budget(task, noise), self._find_ledger(run), seeded=task.seed is not None)
 
     def open(self, run: str, users: Any = None) -> Account | None:
@@ -71,6 +80,8 @@ class NodeAccounts:
     def reserve(self, task: Task, run: str, account: Account) -> None:
         """Reserve the budget of a run that the server adds the noise to, and is trusted to keep to.
 
+        Raise InputError if the run is over, so that its rows stay closed.
+
         Args:
             task: of the run.
             run: its name.
@@ -78,7 +89,23 @@ class NodeAccounts:
         """
         path = self._find_ledger(run)
         path.parent.mkdir(exist_ok=True, mode=0o700)
-        Ledger(self.make_budget(task, None), seeded=task.seed is not None, path=path, account=account).close()
+        with closing(
+            Ledger(self.make_budget(task, None), seeded=task.seed is not None, path=path, account=account)
+        ) as own:
+            if own.over:
+                raise InputError(f"the run {run} is over: what it had not spent went back to the population ledger.")
+
+    def check_question(self, question: Question) -> None:
+        """Raise InputError if a server that adds the noise asks for more than the population ledger counts: plain sums.
+
+        Args:
+            question: as it came.
+        """
+        if question.chosen is not None or any(isinstance(bound, LossBound) for bound in question.bounds.values()):
+            raise InputError(
+                "a node's population ledger counts sums over all users or groups. Samples and choices of the server "
+                "are refused; join without --population to take part."
+            )
 
     def settle(self, run: str, model: Path, own: Run | None) -> None:
         """Return what a run has not spent to the population ledger: its own noise, or the charges of its model.

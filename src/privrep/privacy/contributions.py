@@ -295,7 +295,7 @@ class Concatenated(_Combined):
         return all(part.acute for part in self.parts)
 
     def norms(self) -> Array:
-        return np.sqrt(_add_in_order([part.norms() ** 2 for part in self.parts])) * (1 + 1e-12)
+        return np.sqrt(_add_in_order([_check_norms(part) ** 2 for part in self.parts])) * (1 + 1e-12)
 
     def weighted_sum(self, weights: Array) -> Array:
         return np.concatenate([part.weighted_sum(weights) for part in self.parts])
@@ -311,7 +311,7 @@ class Summed(_Combined):
         return False
 
     def norms(self) -> Array:
-        return _add_in_order([part.norms() for part in self.parts]) * (1 + 1e-12)
+        return _add_in_order([_check_norms(part) for part in self.parts]) * (1 + 1e-12)
 
     def weighted_sum(self, weights: Array) -> Array:
         return _add_in_order([part.weighted_sum(weights) for part in self.parts])
@@ -341,6 +341,12 @@ class NormAtMost:
 
     def weighted_sum(self, weights: Array) -> Array:
         return np.array([weights @ np.where(self.of.norms() <= self.than, 0.5, -0.5)])
+
+
+def _check_norms(part: Contributions) -> Array:
+    """Return the norms of a part, (users,), infinite where one is none: negative or NaN."""
+    norms = part.norms()
+    return norms if (norms >= 0).all() else np.where(norms >= 0, norms, np.inf)
 
 
 def _add_in_order(parts: list[Array]) -> Array:

@@ -133,6 +133,11 @@ class Ledger:
         """Return how far this ledger is. One in memory has no copy that could be left behind."""
         return Place(self._entries.opened, 0 if self._file is None else len(self._entries.lines))
 
+    @property
+    def over(self) -> bool:
+        """Return whether the population's ledger counts this run as finished, so that it can charge nothing more."""
+        return self._account is not None and not self._mark
+
     def finish(self) -> None:
         """Return what was not spent to the population's ledger, if there is one: this ledger charges no more."""
         with self._writing():

@@ -139,7 +139,8 @@ class PopulationLedger:
                 return []
             _check_new(accounts, run, budget)
             line = {"reserve": run, "what": what, "when": _now(), "epsilon": budget.epsilon, "delta": budget.delta}
-            users, events = None if people is None else people.count, _to_json(bound_events((), budget))
+            known_count = people is not None and budget.relation == "replace-one-user"  # else it is not public
+            users, events = people.count if people and known_count else None, _to_json(bound_events((), budget))
             return [{**line, "users": users, "events": events}]
 
         with open_file(self.path) as connection, writing(connection):

@@ -50,7 +50,7 @@ def scale_moments(rows: NDArray[Any], scale: NDArray[Any]) -> tuple[Array, Array
         rows: A of each user, (users, m, d).
         scale: (users,).
     """
-    A, scale = rows.astype(np.float64, copy=False), read_scale(scale)
+    A, scale = np.ascontiguousarray(rows, dtype=np.float64), read_scale(scale)  # one order, whoever else is there
     large = scale > LARGEST_SCALE
     if large.any():
         A = A.copy()
