@@ -1,35 +1,37 @@
 """Clipping, the one place where it happens, and the guarantee of a sum of clipped contributions.
 
-Formal guarantee of sums. Let c_i be the contributions of the users of a population and C the bound. Let users be cut
-into blocks, and let the results of `clip_and_sum` over the blocks be added up.
-* The exact result is sum_i w_i c_i with ||w_i c_i|| <= (1 + 2^-19) C for every user, by the contract of
-  `Contributions.norms`. It asks for norms no smaller than 1 - 2^-20 of the exact ones, but for 2^-440, and C is no
-  smaller than 2^-400.
-* The computed result differs from it by a floating-point error of norm at most 3/8 FLOAT_SLACK * C, for at most
-  MAX_USERS users. A third of that is from adding up the blocks (MAX_USERS_TIMES_BLOCKS).
-* Both hold whatever the data: any numbers of float32 or float64, zeros, subnormal, infinite or NaN, however unequal
-  within a user.
+Formal guarantee of sums. Let c_i be the contributions of the users of a population, C the bound, s the step of its grid
+(`privacy.grid`), and r how far rounding moves a vector of the bound's size. Let users be cut into blocks in any way, and
+let the results of `clip_and_sum` over the blocks be added up.
+* The result is sum_i q_i s, exactly. q_i is a vector of integers, a function of user i's contribution alone.
+* ||q_i s|| <= (1 + 2^-19) C + r for every user. By the contract of `Contributions.norms`, a weighted contribution is at
+  most (1 + 2^-19) L long, where L is the length it was clipped to: norms are no smaller than 1 - 2^-20 of the exact
+  ones, but for 2^-440, and C is no smaller than 2^-400. Rounding moves it by at most e_i, by the contract of
+  `Contributions.roundings`, and L + e_i <= C + r.
+* All of it holds whatever the data: any numbers of float32 or float64, zeros, subnormal, infinite or NaN, however
+  unequal within a user, and for any number of users.
 * A user whose contribution is not finite counts as the zero vector. So does one that is out of the range of its kind,
   which is stated there, or is longer than 2^1000 C.
-* Hence the L2 sensitivity of the computed sum is
-      (1 + FLOAT_SLACK) * C           when one user is added or removed,
-      (1 + FLOAT_SLACK) * 2 C         when one user's rows are replaced, or
-      (1 + FLOAT_SLACK) * sqrt(2) C   when they are replaced and the bound is `acute`.
+* Hence the L2 sensitivity of the sum, with R = (1 + 2^-18) C + r, is
+      R           when one user is added or removed,
+      2 R         when one user's rows are replaced, or
+      sqrt(2) R   when they are replaced and the bound is `acute`.
 * Acute means that any two possible contributions have a non-negative inner product, as counts and positive
-  semi-definite matrices do. Then |a - b|^2 <= |a|^2 + |b|^2.
+  semi-definite matrices do. Then |a - b|^2 <= |a|^2 + |b|^2. Rounded contributions are acute as well, or their kind
+  counts sqrt(2) times their rounding as e_i: |a' - b'| <= sqrt(2) L + 2 e_i.
 
 Formal guarantee of functions of a whole batch of users. Such a function is a sum of terms, one term or a term for every
 pair of rows. Terms are clipped instead of users. Let T be the `terms_per_user` of the bound.
 * Terms that one user can change add up to at most T times C. One term counts once, or as often as C as it may be long.
 * Each of them changes by at most twice its length.
-* The computed sum is within 3/8 FLOAT_SLACK * C of the exact one. So the sensitivity is (1 + FLOAT_SLACK) * 2 * T * C,
-  whichever the relation.
+* The sum of all terms is rounded, not each of them. Before that it is within 3/8 BATCH_SLACK * C of the exact one. So
+  the sensitivity is (1 + BATCH_SLACK) * 2 * T * C + 2 r, whichever the relation.
 
 Formal guarantee of losses (`LossBound`), which are bounded in each entry instead.
 * Every entry of a user's vector is brought into [0, 1] and rounded to a multiple of 1/LEVELS.
 * A user with an entry that is not finite counts as all zeros.
-* Sums are counted in levels: integers of at most MAX_USERS * LEVELS = 2^43. float64 adds them up exactly, in any order
-  and in any blocks.
+* Sums are counted in levels: integers of at most MAX_USERS * LEVELS = 2^60, added up exactly, in any order and in any
+  blocks.
 * So replacing a user moves each entry of the sum by a number in [-LEVELS, LEVELS]. Adding one moves all of them by
   numbers in [0, LEVELS]. There is no slack.
 """
@@ -45,13 +47,15 @@ from numpy.typing import NDArray
 
 from privrep.errors import InputError
 from privrep.privacy.events import Relation
-from privrep.typing import Array
+from privrep.privacy.grid import grid_step, measure_rounding
+from privrep.typing import Array, Integers
 
-FLOAT_SLACK = 2.0**-9
-MAX_USERS = 2**23
-MAX_USERS_TIMES_BLOCKS = 2**42  # adding up B blocks of n users costs an error of B * n * C * 2^-54, here 2^-12 C
+NORM_SLACK = 2.0**-18  # of a clipped contribution: what norms may be too small by, and rounding of the weights
+BATCH_SLACK = 2.0**-9  # of a function of a whole batch, whose terms float64 adds up
+MAX_USERS = 2**40  # of one sum, so that levels of losses fit 60 bits
+MAX_TERMS = 2**23  # of a function of a whole batch; the analysis of its rounding rests on it
 MAX_SIZE = 2**28  # coordinates of one release; the analysis of the noise rests on it
-MAX_ROWS_PER_SUM = 8192  # rows that one matrix product may add up; the error analysis above rests on it
+MAX_ROWS_PER_SUM = 8192  # rows that one matrix product adds up
 LEVELS = 2**20  # of a loss in [0, 1]
 DIRECTION_ONLY = 2.0**-120  # a bound below every norm that matters: it leaves of a contribution its direction alone
 
@@ -83,11 +87,21 @@ class Contributions(Protocol):
         """
         ...
 
-    def weighted_sum(self, weights: Array) -> Array:
-        """Return sum_i w_i c_i in float64, (size,), for weights (contributions,).
+    def roundings(self, norm: float, step: float) -> Array | float:
+        """Return how far rounding may move each contribution, (contributions,) or one number for all.
 
-        Contributions of weight zero are skipped even where their numbers are not finite. The rounding error is at most
-        2^-34 * sum_i w_i * norms_i, and 2^-440 a contribution.
+        That is an upper bound of ||q_i step - w_i c_i|| for all weights with w_i norms_i <= norm, where q_i is what
+        `grid_sum` adds of contribution i. For an acute kind it is sqrt(2) times that, unless rounded contributions are
+        acute as well. Terms of a function of the whole batch are not rounded one by one: for them it is zero.
+        """
+        ...
+
+    def grid_sum(self, weights: Array, step: float) -> Integers:
+        """Return sum_i q_i, (size,), where q_i is w_i c_i in whole steps of the grid, for weights (contributions,).
+
+        Contributions of weight zero are skipped even where their numbers are not finite. q_i depends on contribution i
+        and its weight alone, to the last bit. Of a function of the whole batch it is the rounded sum of all terms. Its
+        error before it is rounded is at most 2^-34 * sum_i w_i * norms_i, and 2^-440 a term.
         """
         ...
 
@@ -127,21 +141,31 @@ class Bound:
         if not 2.0**-400 <= self.norm <= 2.0**500:  # beyond, squares under- or overflow and norms cannot be trusted
             raise InputError(f"a clipping bound must lie between 2^-400 and 2^500. Got {self.norm} instead.")
         terms = self.terms_per_user
-        if terms is not None and (self.acute or not 1 <= terms <= MAX_USERS):
+        if terms is not None and (self.acute or not 1 <= terms <= MAX_TERMS):
             raise InputError(
-                f"a function of a whole batch is not acute, and one user touches 1 to {MAX_USERS:,} of its terms. Got "
+                f"a function of a whole batch is not acute, and one user touches 1 to {MAX_TERMS:,} of its terms. Got "
                 f"acute {self.acute} and {terms} instead."
             )
         if not 1 <= self.size <= MAX_SIZE:
             raise InputError(f"one release has between 1 and {MAX_SIZE:,} coordinates. Got {self.size:,} instead.")
 
+    @property
+    def step(self) -> float:
+        """Return the step of the grid that sums and releases are on."""
+        return grid_step(self.norm)
+
+    @property
+    def reach(self) -> float:
+        """Return how far one user can move a sum by being in it: R of the module's guarantee."""
+        return self.norm * (1 + NORM_SLACK) + measure_rounding(self.size, self.step)
+
     def sensitivity(self, relation: Relation) -> float:
         """Return the L2 sensitivity of a sum of contributions clipped to this bound, by the module's guarantee."""
         if self.terms_per_user is not None:
-            return 2.0 * self.terms_per_user * self.norm * (1 + FLOAT_SLACK)
+            moved = 2.0 * self.terms_per_user * self.norm * (1 + BATCH_SLACK)
+            return moved + 2 * measure_rounding(self.size, self.step)
         replaced = math.sqrt(2.0) if self.acute else 2.0
-        factor = 1.0 if relation == "add-or-remove-one-user" else replaced
-        return factor * self.norm * (1 + FLOAT_SLACK)
+        return self.reach * (1.0 if relation == "add-or-remove-one-user" else replaced)
 
 
 @dataclass(frozen=True)
@@ -163,12 +187,26 @@ class LossBound:
         return float(LEVELS if relation == "add-or-remove-one-user" else 2 * LEVELS)
 
 
+    @property
+    def step(self) -> float:
+        """Return one level of a loss."""
+        return 1 / LEVELS
+
+
 @dataclass(frozen=True)
 class BoundedSum:
-    """A total with its proven bound. Only engines make one (tests/test_architecture.py holds them to it)."""
+    """A total with its proven bound. Only engines make one (tests/test_architecture.py holds them to it).
 
-    total: Array
+    `total` counts steps of the bound, (size,): int64, or Python's integers where users are very many.
+    """
+
+    total: NDArray[np.int64] | NDArray[np.object_]
     bound: Bound | LossBound
+
+    @property
+    def value(self) -> Array:
+        """Return the total as numbers, (size,). For users' eyes and tests; releases are made of the integers."""
+        return self.total.astype(np.float64) * self.bound.step
 
     def sensitivity(self, relation: Relation) -> float:
         """Return how far the computed totals of two neighbouring populations may be apart, as the bound measures it."""
@@ -180,8 +218,8 @@ def clip_and_sum(
     bound: Bound | LossBound,
     counted: NDArray[np.bool_] | None = None,
     users: int | None = None,
-) -> Array:
-    """Return what a group of users adds to a sum under this bound, (size,); the module's guarantee holds for it.
+) -> Integers:
+    """Return what a group of users adds to a sum under this bound, in its steps, (size,): see the module's guarantee.
 
     Args:
         contributions: of the users of the group, or the terms of a batch.
@@ -208,7 +246,7 @@ def _check_users(sent: int, users: int | None) -> None:
         raise InputError(f"a local step sent {sent:,} contributions of {users:,} users; it must send one of each.")
 
 
-def _clip_losses(values: NDArray[Any], bound: LossBound) -> Array:
+def _clip_losses(values: NDArray[Any], bound: LossBound) -> Integers:
     """Return losses (users, candidates), clipped to [0, 1], in levels, summed over users: (candidates,).
 
     Users with a loss that is not finite count as all zeros.
@@ -222,15 +260,16 @@ def _clip_losses(values: NDArray[Any], bound: LossBound) -> Array:
     levels = np.clip(values, 0, 1)
     levels *= LEVELS
     np.rint(levels, out=levels)  # at most 2^20: exact in either type, as is the product
-    return levels.sum(axis=0, dtype=np.float64)
+    return levels.sum(axis=0, dtype=np.float64).astype(np.int64)  # exact: a call has fewer than 2^32 users
 
 
 def _clip_vectors(
     contributions: Contributions, bound: Bound, counted: NDArray[np.bool_] | None, users: int | None
-) -> Array:
-    """Return sum_i c_i * min(1, C/||c_i||) over a group of users, (size,).
+) -> Integers:
+    """Return the sum over a group of users of c_i * min(1, L_i/||c_i||), rounded user by user, in steps, (size,).
 
-    Contributions that are not finite count as zero. Arguments are as in `clip_and_sum`.
+    L_i is the bound, less what rounding may add to user i. Contributions that are not finite count as zero. Arguments
+    are as in `clip_and_sum`.
     """
     if bound.acute and not contributions.acute:
         raise InputError(f"{type(contributions).__name__} is not acute by construction; ask for a bound without acute.")
@@ -239,15 +278,27 @@ def _clip_vectors(
     _check_users(len(norms), users)
     finite = np.isfinite(norms) & (norms >= 0)  # a norm that is none is not to be believed: it would not be clipped
     finite = finite if counted is None else finite & counted
-    safe = np.where(finite, np.maximum(norms, bound.norm), 1.0)
-    weights = np.where(finite, bound.norm / safe, 0.0)
+    lengths = _shorten(contributions.roundings(bound.norm, bound.step), bound)
+    weights = np.where(finite, lengths / np.maximum(np.where(finite, norms, 1.0), np.maximum(lengths, 2.0**-440)), 0.0)
     weights[weights < 2.0**-1000] = 0.0  # longer than 2^1000 bounds: so small a weight would lose its digits
-    total = contributions.weighted_sum(weights)
+    total = contributions.grid_sum(weights, bound.step)
     if total.shape != (bound.size,):
         raise InputError(f"a local step sent a vector of shape {total.shape} where ({bound.size},) was asked for.")
-    if not np.isfinite(total).all():  # cannot happen by the contract of Contributions; if it does, nothing is released
-        raise ArithmeticError("a clipped sum overflowed: the local step broke its contract, and nothing was released.")
+    if total.dtype != np.int64:
+        raise InputError(f"a local step sent sums in {total.dtype}, and not in whole steps of the grid.")
     return total
+
+
+def _shorten(roundings: Array | float, bound: Bound) -> Array | float:
+    """Return the lengths to clip to, so that rounding makes no contribution longer than bound and grid allow.
+
+    A kind that rounds every coordinate to the nearest step is clipped to the bound itself. Where a user's rounding is
+    NaN, its length is zero.
+    """
+    room = measure_rounding(bound.size, bound.step)
+    excess = np.maximum(roundings - room * (1 + 1e-12), 0.0)
+    lengths: Array = np.maximum(bound.norm - np.where(excess >= 0, excess, np.inf), 0.0)
+    return lengths
 
 
 def _check_terms(contributions: Contributions, bound: Bound) -> None:

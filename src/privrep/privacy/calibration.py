@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from privrep.errors import InputError, ResumeError
 from privrep.privacy.billboard import Release
-from privrep.privacy.bounds import FLOAT_SLACK, Bound, LossBound
+from privrep.privacy.bounds import Bound, LossBound
 from privrep.privacy.events import Batched, Gaussian, Relation, Sampled, Selection
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import noise_multiplier
-from privrep.privacy.noise import WIDEST, grid_step
+from privrep.privacy.noise import WIDEST
 from privrep.privacy.protocol import EVERYONE, Everyone, PlannedAudience, Step
 from privrep.privacy.sampling import Fixed, Poisson, Sampling
 
@@ -52,16 +52,11 @@ def calibrate(bound: Bound, mu_squared: float, relation: Relation, among: Planne
         relation: neighbours of the guarantee.
         among: who is asked.
     """
-    step = grid_step(bound.norm)
+    step = bound.step
     plan = Calibration(step, compute_sensitivity(bound, relation, among), noise_multiplier(mu_squared))
     if not 2.0**20 <= plan.sigma / step <= WIDEST:
         raise InputError(f"a noise multiplier of {plan.multiplier:g} is out of range; change the share of the budget.")
     return plan
-
-
-def measure_rounding(bound: Bound) -> float:
-    """Return what rounding onto the grid adds to the distance of two totals: each moves by at most half of this."""
-    return math.sqrt(bound.size) * grid_step(bound.norm)
 
 
 def compute_sensitivity(bound: Bound, relation: Relation, among: PlannedAudience = EVERYONE) -> float:
@@ -77,9 +72,8 @@ def compute_sensitivity(bound: Bound, relation: Relation, among: PlannedAudience
         among: who is asked.
     """
     if not isinstance(among, Poisson) or bound.terms_per_user is not None:
-        return bound.sensitivity(relation) + measure_rounding(bound)
-    moved = bound.norm * (1 + FLOAT_SLACK) + measure_rounding(bound)
-    return 2 * moved if relation == "replace-one-user" else moved
+        return bound.sensitivity(relation)
+    return 2 * bound.reach if relation == "replace-one-user" else bound.reach
 
 
 def price_release(page: str, queries: Mapping[str, Query], among: Everyone | Group = EVERYONE) -> dict[str, Gaussian]:

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.privacy.bounds import UserContributions
+from privrep.privacy.grid import add_rounded, count_rounded, measure_rounding, round_weighted
 from privrep.privacy.scaling import sum_squares
-from privrep.typing import Array
+from privrep.typing import Array, Integers
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,13 @@ class SparseColumns(UserContributions):
         tail = self.tail.astype(np.float64, copy=False)
         return np.sqrt(self.measure_columns() ** 2 + sum_squares(tail)) * (1 + 1e-10)
 
-    def weighted_sum(self, weights: Array) -> Array:
-        used = weights > 0
-        each = weights[self.user]
-        parts = []
-        for a in range(self.values.shape[1]):
-            values = np.where(each > 0, self.values[:, a], 0.0) * each
-            parts.append(np.bincount(self.column, values, minlength=self.features))
-        return np.concatenate([*parts, weights @ np.where(used[:, None], self.tail, 0.0)])
+    def roundings(self, norm: float, step: float) -> Array | float:
+        return measure_rounding(self.values.shape[1] * self.features + self.tail.shape[1], step)
+
+    def grid_sum(self, weights: Array, step: float) -> Integers:
+        rounded = round_weighted(self.values, (weights / step)[self.user, None])
+        parts = [count_rounded(self.column, column, self.features) for column in rounded.T]
+        return np.concatenate([*parts, add_rounded(self.tail, weights, step)])
 
 
 @dataclass(frozen=True)

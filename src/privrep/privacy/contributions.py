@@ -7,10 +7,19 @@ two that bring a user's numbers near one (`privacy.scaling`).
   of rows whose squares add up to 2^511 or more. `CrossMoments` adds the square of the sum of the rows.
 * The norms of moments hold for users of at most 2^24 rows.
 * A user with a negative scale counts as zero.
+
+How sums become exact. Vectors are rounded to the grid number by number. Moments and products of rows are too large to
+be made for each user. There the weighted rows are rounded, to multiples of the root of the grid's step. Products of
+whole numbers are whole, and float64 adds them up exactly in one matrix product of a portion of users (`privacy.grid`).
+So a user's contribution is the moment matrix of its rounded rows, exactly, although nobody computed it. Let n be the
+length that a weighted contribution has at most, and let rounding move a user's weighted rows A by E, of norm epsilon.
+* A^T A then moves by at most 2 |A| |E| + |E|^2, and |A|^2 <= n where |A| is the largest singular value.
+* Terms that cancel are longer than their sum: |A|^2 <= ratio * n, with the ratio of a user's terms to its norm.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,15 +31,25 @@ from numpy.typing import NDArray
 from privrep.errors import InputError
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Contributions, UserContributions
 from privrep.privacy.bounds import Losses as Losses
-from privrep.privacy.products import compute_norms_by_gram, compute_norms_by_product
+from privrep.privacy.grid import (
+    CANCELLING,
+    PORTION,
+    add_rounded,
+    as_integers,
+    count_rounded,
+    cut_evenly,
+    measure_rounding,
+    root_step,
+    round_weighted,
+)
+from privrep.privacy.products import compute_norms_by_gram, compute_norms_by_product, round_factors
 from privrep.privacy.scaling import scale_moments, scale_products, sum_squares
-from privrep.typing import Array
+from privrep.typing import Array, Integers
 
 AT_ONCE = 1 << 21  # numbers of users that are made float64 at a time: 16 MB
 GRAM_ROWS = 1 << 12  # of a user, for norms of products by Gram matrices; wider or longer ones are multiplied out
 GRAM_WIDTH = 1 << 22
-SUM_ROWS = 1 << 11  # rows of products that are added up before others
-FEW_ROWS = 1 << 9  # of them, in one matrix product
+FEW_ROWS = 1 << 9  # of products, of as many users or fewer, whose sum is exact
 
 
 @dataclass(frozen=True)
@@ -44,17 +63,16 @@ class Vectors(UserContributions):
         parts = [sum_squares(self.values[some].astype(np.float64, copy=False)) for some in self._cut_users()]
         return np.sqrt(np.concatenate([np.zeros(0), *parts])) * (1 + 1e-12)
 
-    def weighted_sum(self, weights: Array) -> Array:
-        total = np.zeros(self.values.shape[1])
-        for some in self._cut_users():
-            values, each = self.values[some].astype(np.float64, copy=False), weights[some]
-            total += each @ (values if each.all() else np.where(each[:, None] > 0, values, 0.0))
-        return total
+    def roundings(self, norm: float, step: float) -> Array | float:
+        return measure_rounding(self.values.shape[1], step)
+
+    def grid_sum(self, weights: Array, step: float) -> Integers:
+        return add_rounded(self.values, weights, step)
 
     def _cut_users(self) -> Iterator[slice]:
         """Yield all users at once, or few at a time where their numbers would be copied to be made float64."""
         users, size = self.values.shape
-        return _cut_portions(users, users if self.values.dtype == np.float64 else AT_ONCE // max(size, 1))
+        return cut_evenly(users, users if self.values.dtype == np.float64 else AT_ONCE // max(size, 1))
 
 
 @dataclass(frozen=True)
@@ -74,55 +92,67 @@ class Counts(UserContributions):
         twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
         return np.where(twice, np.inf, np.sqrt(used @ np.ones(used.shape[1])))
 
-    def weighted_sum(self, weights: Array) -> Array:
+    def roundings(self, norm: float, step: float) -> Array | float:
+        return measure_rounding(self.size, step)
+
+    def grid_sum(self, weights: Array, step: float) -> Integers:
         used = self.cells >= 0
-        repeated = np.broadcast_to(weights[:, None], self.cells.shape)
-        return np.bincount(self.cells[used], repeated[used], minlength=self.size).astype(np.float64, copy=False)
+        repeated = np.broadcast_to(np.rint(weights / step)[:, None], used.shape)
+        return count_rounded(self.cells[used], repeated[used], self.size)
 
 
 @dataclass(frozen=True)
 class CrossMoments(UserContributions):
     """Z_u = scale_u * (s s^T - A^T A) with s the sum of the rows of A: the sum over pairs of different rows.
 
-    `rows` holds A of each user, (users, rows, d). Sums and norms are of the packed upper triangle (`pack`), an
-    isometry. The terms s s^T and A^T A may cancel, so a norm is reported as no less than 1/64 of their size. Otherwise
-    a user could make the rounding error of the sum large against its own clipped contribution.
+    `rows` holds A of each user, (users, rows, d). Sums and norms are of the whole matrix, (d * d). The terms s s^T and
+    A^T A may cancel, so a norm is reported as no less than 1/64 of their size. Otherwise a user could make rounding
+    errors large against its own clipped contribution. Sum and rows are rounded each by itself.
     """
 
     acute: ClassVar[bool] = False
     rows: NDArray[Any]
     scale: Array
 
-    def _sum_rows(self) -> Array:
-        """Return the sum of each user's rows, (users, d)."""
-        return self.rows.astype(np.float64, copy=False).sum(axis=1)
-
-    def norms(self) -> Array:
+    @cached_property
+    def _measured(self) -> tuple[Array, Array]:
+        """Return norms, (users,), and what is at least the terms' length over the norm, (users,)."""
         A, scale = scale_moments(self.rows, self.scale)
         s = A.sum(axis=1)
         gram = A @ A.transpose(0, 2, 1) if A.shape[1] <= A.shape[2] else A.transpose(0, 2, 1) @ A
         square, cross = sum_squares(s), A @ s[:, :, None]
         norm_squared = square**2 - 2 * sum_squares(cross) + sum_squares(gram)
         mass = square + sum_squares(A)
-        norms = scale * np.maximum(np.sqrt(np.maximum(norm_squared, 0.0)) + 1e-6 * mass, mass / 64)
-        return np.where(np.isfinite(norm_squared), norms, np.inf)  # a term that overflowed says nothing of the others
+        norms = np.maximum(np.sqrt(np.maximum(norm_squared, 0.0)) + 1e-6 * mass, mass / 64)
+        ratio = np.where(norms > 0, mass / np.where(norms > 0, norms, 1.0), 1.0) * (1 + 1e-6)
+        return np.where(np.isfinite(norm_squared), scale * norms, np.inf), ratio  # else a term overflowed
 
-    def weighted_sum(self, weights: Array) -> Array:
-        used = weights > 0
-        scaled = np.where(used, weights * self.scale, 0.0)
-        total = np.zeros((self.rows.shape[2], self.rows.shape[2]))
-        for part in _weight_rows(self.rows, scaled, used):
-            total -= part.T @ part
-        s = np.where(used[:, None], self._sum_rows(), 0.0) * np.sqrt(scaled)[:, None]
-        total += s.T @ s
-        return pack(total)
+    def norms(self) -> Array:
+        return self._measured[0].copy()
+
+    def roundings(self, norm: float, step: float) -> Array | float:
+        _, m, d = self.rows.shape
+        length = np.sqrt(np.minimum(self._measured[1], 65.0) * norm)
+        sums, rows = (measure_rounding(size, root_step(step)) for size in (d, m * d))
+        moved = sums + m**1.5 * 2.0**-52 * length  # float64 adds up the rows before their sum is rounded
+        rounding: Array = 2 * length * (moved + rows) + moved**2 + rows**2
+        return rounding
+
+    def grid_sum(self, weights: Array, step: float) -> Integers:
+        factors, d = _weigh_roots(weights, self.scale, step), self.rows.shape[2]
+        total = -_add_moments(self.rows, factors, CANCELLING)
+        for some in cut_evenly(len(weights), CANCELLING):
+            sums = self.rows[some].astype(np.float64, copy=False).sum(axis=1)
+            s = round_weighted(sums, factors[some, None])
+            total += as_integers(s.T @ s)
+        return total.reshape(d * d)
 
 
 @dataclass(frozen=True)
 class RowMoments(UserContributions):
-    """S_u = scale_u * A^T A of the rows A of each user, (users, rows, d), as packed triangles.
+    """S_u = scale_u * A^T A of the rows A of each user, (users, rows, d), as whole matrices, (d * d).
 
-    Acute: two positive semi-definite matrices have a non-negative inner product.
+    Acute: two positive semi-definite matrices have a non-negative inner product. Those of rounded rows are such, too.
     """
 
     acute: ClassVar[bool] = True
@@ -134,11 +164,35 @@ class RowMoments(UserContributions):
         gram = A @ A.transpose(0, 2, 1) if A.shape[1] <= A.shape[2] else A.transpose(0, 2, 1) @ A
         return scale * np.sqrt(sum_squares(gram)) * (1 + 1e-9)
 
-    def weighted_sum(self, weights: Array) -> Array:
-        total = np.zeros((self.rows.shape[2], self.rows.shape[2]))
-        for part in _weight_rows(self.rows, weights * self.scale, weights > 0):
-            total += part.T @ part
-        return pack(total)
+    def roundings(self, norm: float, step: float) -> Array | float:
+        moved = measure_rounding(self.rows.shape[1] * self.rows.shape[2], root_step(step))
+        return 2 * math.sqrt(norm) * moved + moved**2
+
+    def grid_sum(self, weights: Array, step: float) -> Integers:
+        return _add_moments(self.rows, _weigh_roots(weights, self.scale, step), PORTION).reshape(-1)
+
+
+def _weigh_roots(weights: Array, scale: Array, step: float) -> Array:
+    """Return what rows are multiplied with for moments on the grid, (users,), zero for users of weight zero."""
+    used = weights > 0
+    return np.sqrt(np.where(used, weights, 0.0)) * np.sqrt(np.where(used, scale, 0.0)) / root_step(step)
+
+
+def _add_moments(rows: NDArray[Any], factors: Array, portion: int) -> Integers:
+    """Return the sum over users of Q^T Q, (d, d), Q a user's rows times its factor, rounded: exactly.
+
+    Args:
+        rows: (users, m, d).
+        factors: (users,); users of factor zero count as zero.
+        portion: number of users whose terms float64 adds up exactly.
+    """
+    users, m, d = rows.shape
+    total = np.zeros((d, d), np.int64)
+    for some in cut_evenly(users, max(min(portion, MAX_ROWS_PER_SUM // max(m, 1)), 1)):
+        for part in cut_evenly(m, MAX_ROWS_PER_SUM):
+            Q = round_weighted(rows[some, part], factors[some, None, None]).reshape(-1, d)
+            total += as_integers(Q.T @ Q)
+    return total
 
 
 @dataclass(frozen=True)
@@ -156,8 +210,10 @@ class Products(UserContributions):
     * Norms by the product. It gives the norm but for 2 (rows + p q) u m. 1e-6 m covers that for all sizes of a release.
     * Underflow. No row is longer than LARGEST_FACTOR, or it is brought near one. What underflows in one factor then
       changes the norm by less than 2^-459. float32 needs neither.
-    * Sums. At most SUM_ROWS rows of weighted terms, added up in any order, err by 2^-41.9 of their mass. Adding at most
-      2^12 such sums to each other errs by 2^-41. 64 times the two is 2^-34.4 of the norms.
+    * Rounding. A power of two makes the two factors of each weighted row equally long, but for a factor of 4. So no
+      factor is longer than 2 sqrt(w |left_r| |right_r|), and over a user's R rows these add up to at most 2 sqrt(R w m).
+      Factors are then rounded to multiples of the root of the step, which moves a left one by at most a, a right one by
+      at most b. So the product moves by at most (a + b) 2 sqrt(R w m) + R a b.
     """
 
     acute: ClassVar[bool] = False
@@ -168,68 +224,58 @@ class Products(UserContributions):
         users, rows, _ = self.left.shape
         if self.right.shape[:2] != (users, rows):
             raise InputError(f"products take equal rows. Got shapes {self.left.shape} and {self.right.shape} instead.")
-        if users * rows > SUM_ROWS << 12:
-            raise InputError(f"one call takes at most {SUM_ROWS << 12:,} rows. Got {users * rows:,}; use fewer slots.")
 
     @cached_property
-    def _measured(self) -> tuple[Array, tuple[NDArray[np.bool_], Array, Array, NDArray[np.int64]] | None]:
-        """Return norms, (users,), a mask of users with long rows, and what `scale_products` makes of their factors.
+    def _measured(self) -> tuple[Array, Array, tuple[NDArray[np.bool_], Array, Array, NDArray[np.int64]] | None]:
+        """Return norms and masses over norms, (users,), a mask of users with long rows, and their scaled factors.
 
-        None stands for the rest where no user has any. Products of squares of float32 are in the range of float64.
+        The last are what `scale_products` makes of them. None stands for both where no user has any. Products of
+        squares of float32 are in the range of float64.
         """
-        norms, long = self._measure(self.left, self.right)
+        norms, long, ratio = self._measure(self.left, self.right)
         large = long > 0
         if not large.any() or max(self.left.dtype.itemsize, self.right.dtype.itemsize) <= 4:
-            return norms, None
+            return norms, ratio, None
         left, right, exponent = scale_products(self.left[large], self.right[large])
-        norms[large] = np.ldexp(self._measure(left, right)[0], exponent)
-        return norms, (large, left, right, exponent)
+        scaled, _, ratio[large] = self._measure(left, right)
+        norms[large] = np.ldexp(scaled, exponent)
+        return norms, ratio, (large, left, right, exponent)
 
     def _measure(self, left: NDArray[Any], right: NDArray[Any]) -> Array:
-        """Return norms, and who has long rows as 1, (2, users), of factors as in the class."""
+        """Return norms, who has long rows as 1, and masses over norms, (3, users), of factors as in the class."""
         (users, rows, p), q = left.shape, right.shape[2]
         small = rows <= GRAM_ROWS and p + q <= GRAM_WIDTH
         norms = compute_norms_by_gram if small and rows * (p + q) <= 2 * p * q else compute_norms_by_product
         size = rows * (p + q) if norms is compute_norms_by_gram else max(rows * (p + q), p * q)
         parts = [
             norms(left[some].astype(np.float64), right[some].astype(np.float64))
-            for some in _cut_portions(users, AT_ONCE // max(size, 1))
+            for some in cut_evenly(users, AT_ONCE // max(size, 1))
         ]
-        return np.concatenate([np.zeros((2, 0)), *parts], axis=1)
+        return np.concatenate([np.zeros((3, 0)), *parts], axis=1)
 
     def norms(self) -> Array:
         return self._measured[0].copy()
 
-    def weighted_sum(self, weights: Array) -> Array:
+    def roundings(self, norm: float, step: float) -> Array | float:
+        (_, rows, p), q = self.left.shape, self.right.shape[2]
+        a, b = (measure_rounding(size, root_step(step)) for size in (p, q))
+        rounding: Array = (a + b) * 2 * np.sqrt(rows * norm * np.minimum(self._measured[1], 65.0)) + rows * a * b
+        return rounding
+
+    def grid_sum(self, weights: Array, step: float) -> Integers:
         (users, rows, p), q = self.left.shape, self.right.shape[2]
-        used, total = np.flatnonzero(weights > 0), np.zeros((p, q))
-        left, right, scaled = self.left, self.right, self._measured[1]
+        used, total = np.flatnonzero(weights > 0), np.zeros((p, q), np.int64)
+        left, right, scaled = self.left, self.right, self._measured[2]
         if scaled is not None:
             large, *factors, exponent = scaled
             left, right, weights = left.astype(np.float64), right.astype(np.float64), weights.copy()
             left[large], right[large], weights[large] = *factors, np.ldexp(weights[large], exponent)
         left, right = (array if len(used) == users else array[used] for array in (left, right))
         left, right, each = left.reshape(-1, p), right.reshape(-1, q), np.repeat(weights[used], rows)[:, None]
-        for some in _cut_portions(len(each), SUM_ROWS):
-            total += _multiply_weighted(left[some], right[some], each[some])
-        return total.ravel()
-
-
-def _multiply_weighted(left: NDArray[Any], right: NDArray[Any], each: Array) -> Array:
-    """Return the sum over rows of each left_r right_r^T, (p, q).
-
-    Few rows are made float64 at a time, so that wide ones stay in the cache. Weights go to the narrower side.
-
-    Args:
-        left: (rows, p).
-        right: (rows, q).
-        each: weights, (rows, 1).
-    """
-    total, narrow = np.zeros((left.shape[1], right.shape[1])), left.shape[1] <= right.shape[1]
-    for some in _cut_portions(len(each), FEW_ROWS):
-        a, b = (left[some] * each[some], right[some]) if narrow else (left[some], right[some] * each[some])
-        total += a.astype(np.float64, copy=False).T @ b.astype(np.float64, copy=False)
-    return total
+        for some in cut_evenly(len(each), FEW_ROWS):
+            a, b = round_factors(left[some], right[some], each[some], root_step(step))
+            total += as_integers(a.T @ b)
+        return total.reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -243,8 +289,11 @@ class NonNegative(UserContributions):
         norms = np.sqrt(sum_squares(self.values.astype(np.float64, copy=False))) * (1 + 1e-12)
         return np.where((self.values >= 0).all(axis=1), norms, np.inf)
 
-    def weighted_sum(self, weights: Array) -> Array:
-        return weights @ np.where(weights[:, None] > 0, self.values, 0.0)
+    def roundings(self, norm: float, step: float) -> Array | float:
+        return measure_rounding(self.values.shape[1], step)
+
+    def grid_sum(self, weights: Array, step: float) -> Integers:
+        return add_rounded(self.values, weights, step)
 
 
 @dataclass(frozen=True)
@@ -259,8 +308,11 @@ class BatchTerm:
     def norms(self) -> Array:
         return Vectors(self.vector[None]).norms()
 
-    def weighted_sum(self, weights: Array) -> Array:
-        return Vectors(self.vector[None]).weighted_sum(weights)
+    def roundings(self, norm: float, step: float) -> Array | float:
+        return 0.0
+
+    def grid_sum(self, weights: Array, step: float) -> Integers:
+        return Vectors(self.vector[None]).grid_sum(weights, step)
 
 
 @dataclass(frozen=True)
@@ -297,8 +349,11 @@ class Concatenated(_Combined):
     def norms(self) -> Array:
         return np.sqrt(_add_in_order([_check_norms(part) ** 2 for part in self.parts])) * (1 + 1e-12)
 
-    def weighted_sum(self, weights: Array) -> Array:
-        return np.concatenate([part.weighted_sum(weights) for part in self.parts])
+    def roundings(self, norm: float, step: float) -> Array | float:
+        return np.sqrt(_add_in_order([np.square(part.roundings(norm, step)) for part in self.parts]))
+
+    def grid_sum(self, weights: Array, step: float) -> Integers:
+        return np.concatenate([part.grid_sum(weights, step) for part in self.parts])
 
 
 @dataclass(frozen=True)
@@ -313,8 +368,11 @@ class Summed(_Combined):
     def norms(self) -> Array:
         return _add_in_order([_check_norms(part) for part in self.parts]) * (1 + 1e-12)
 
-    def weighted_sum(self, weights: Array) -> Array:
-        return _add_in_order([part.weighted_sum(weights) for part in self.parts])
+    def roundings(self, norm: float, step: float) -> Array | float:
+        return _add_in_order([np.asarray(part.roundings(norm, step)) for part in self.parts])
+
+    def grid_sum(self, weights: Array, step: float) -> Integers:
+        return np.sum([part.grid_sum(weights, step) for part in self.parts], axis=0)
 
 
 @dataclass(frozen=True)
@@ -339,8 +397,11 @@ class NormAtMost:
     def norms(self) -> Array:
         return np.full(len(self.of.norms()), 0.5)
 
-    def weighted_sum(self, weights: Array) -> Array:
-        return np.array([weights @ np.where(self.of.norms() <= self.than, 0.5, -0.5)])
+    def roundings(self, norm: float, step: float) -> Array | float:
+        return 0.0 if self.terms_per_user is not None else measure_rounding(1, step)
+
+    def grid_sum(self, weights: Array, step: float) -> Integers:
+        return add_rounded(np.where(self.of.norms() <= self.than, 0.5, -0.5)[:, None], weights, step)
 
 
 def _check_norms(part: Contributions) -> Array:
@@ -354,31 +415,10 @@ def _add_in_order(parts: list[Array]) -> Array:
 
     NumPy would add many parts of a single user in another order than several users' parts.
     """
-    total = parts[0].copy()
+    total = parts[0]
     for part in parts[1:]:
-        total += part
+        total = total + part
     return total
-
-
-def _cut_portions(count: int, most: int) -> Iterator[slice]:
-    """Yield slices from 0 to `count`, at most `most` at a time."""
-    return (slice(start, start + max(most, 1)) for start in range(0, count, max(most, 1)))
-
-
-def _weight_rows(rows: NDArray[Any], weights: Array, used: NDArray[np.bool_]) -> Iterator[Array]:
-    """Yield rows of all used users times the root of their user's weight, a bounded number at a time.
-
-    Args:
-        rows: (users, rows, d).
-        weights: (users,).
-        used: (users,), a mask; other users' rows count as zeros.
-    """
-    users, size, d = rows.shape
-    flat = (np.where(used[:, None, None], rows, 0) if not used.all() else rows).reshape(-1, d)
-    root = np.repeat(np.sqrt(np.where(used, weights, 0.0)), size)
-    for start in range(0, users * size, MAX_ROWS_PER_SUM):
-        part = slice(start, start + MAX_ROWS_PER_SUM)
-        yield flat[part] * root[part, None]
 
 
 def packed_size(d: int) -> int:
@@ -400,3 +440,14 @@ def unpack(vector: Array) -> Array:
     matrix = np.zeros((d, d))
     matrix[rows, columns] = vector * np.where(rows == columns, 1.0, np.sqrt(0.5))
     return matrix + np.triu(matrix, 1).T
+
+
+def read_moments(vector: Array) -> Array:
+    """Return the symmetric matrix (d, d) of released moments, (d * d,): the mean of the matrix and its transpose.
+
+    Off the diagonal its noise has a standard deviation smaller by sqrt(2), as if the triangle had been released by an
+    isometry.
+    """
+    d = math.isqrt(vector.shape[-1])
+    matrix = vector.reshape(d, d)
+    return (matrix + matrix.T) / 2

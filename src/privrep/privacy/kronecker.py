@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -10,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, UserContributions
-from privrep.privacy.contributions import pack
-from privrep.privacy.scaling import read_scale, scale_near_one
-from privrep.typing import Array
+from privrep.privacy.grid import as_integers, measure_rounding, root_step, round_weighted
+from privrep.privacy.products import balance
+from privrep.privacy.scaling import read_scale, scale_near_one, sum_squares
+from privrep.typing import Array, Integers
 
 _IN_CACHE, _IN_MEMORY = 1 << 20, 1 << 22  # entries of users' matrices that stand together; and where those are large
 _FEW = 64  # users for whose sum it is worth going through the whole total
@@ -20,11 +22,16 @@ _FEW = 64  # users for whose sum it is worth going through the whole total
 
 @dataclass(frozen=True)
 class Kronecker(UserContributions):
-    """scale_u * (L^T L) kron (R^T R) of users' small L, (p, k), and rows R, (m, d), as packed (kd x kd) triangles.
+    """scale_u * (L^T L) kron (R^T R) of users' small L, (p, k), and rows R, (m, d), as whole matrices, (kd * kd).
 
     Acute: both factors are positive semi-definite, hence so is their product. Two such matrices have a non-negative
     inner product. The Frobenius norm of a Kronecker product is the product of the norms, so no user's matrix is ever
     made. A sum over users is one product of all users' L^T L with all users' R^T R.
+
+    Rounding. A power of two makes the two factors of the weighted product equally long, but for a factor of 4: each is
+    at most twice the root of the product's norm n. Both are rounded to multiples of the root of the step, which moves
+    them by at most a and b. So the product moves by at most 2 sqrt(n) (a + b) + a b. Rounded products need not be
+    acute, so this counts sqrt(2) times.
 
     Made by `make_kronecker`, which brings every user's L and R to a size near one, by powers of two. So no product
     under- or overflows on its way. A scale that is negative or NaN becomes infinite, and its user counts as zero. So
@@ -40,20 +47,28 @@ class Kronecker(UserContributions):
     def norms(self) -> Array:
         return self.scale * self.sizes
 
-    def weighted_sum(self, weights: Array) -> Array:
+    def roundings(self, norm: float, step: float) -> Array | float:
+        a, b = (measure_rounding(factor.shape[2] ** 2, root_step(step)) for factor in (self.left, self.right))
+        return math.sqrt(2) * (2 * math.sqrt(norm) * (a + b) + a * b)
+
+    def grid_sum(self, weights: Array, step: float) -> Integers:
         k, d = self.left.shape[2], self.right.shape[2]
-        above = np.triu_indices(k)
-        total = np.zeros((len(above[0]), d * d))
+        above, root = np.triu_indices(k), root_step(step)
+        total = np.zeros((len(above[0]), d * d), np.int64)
         for part in _cut_users(len(self.scale), d * d):
             used = np.flatnonzero(weights[part] > 0)
             scaled = (weights[part] * self.scale[part])[used]
-            small = _make_grams(self.left[part][used])[:, *above] * scaled[:, None]
+            small = _make_grams(self.left[part][used]).reshape(-1, k * k)
             large = _make_grams(self.right[part] if len(used) == len(self.right[part]) else self.right[part][used])
-            total += small.T @ large.reshape(-1, d * d)
-        matrix = np.empty((k, d, k, d))
+            large = large.reshape(-1, d * d)
+            first, second = balance(*(np.sqrt(sum_squares(gram)) for gram in (small, large)), scaled)
+            small = round_weighted(small.reshape(-1, k, k)[:, *above], (first / root)[:, None])
+            large *= (second / root)[:, None]
+            total += as_integers(small.T @ np.rint(large, out=large))
+        matrix = np.empty((k, d, k, d), np.int64)
         for a, b, block in zip(*above, total.reshape(-1, d, d), strict=True):
             matrix[a, :, b] = matrix[b, :, a] = block
-        return pack(matrix.reshape(k * d, k * d))
+        return matrix.reshape(-1)
 
 
 def make_kronecker(left: NDArray[Any], right: NDArray[Any], scale: Array) -> Kronecker:

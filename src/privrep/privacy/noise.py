@@ -76,19 +76,6 @@ class NoiseSource(Protocol):
         ...
 
 
-STEPS_PER_BOUND = 36  # the grid has 2^35 to 2^36 steps a clipping bound: totals of 2^24 users fit 60 bits
-
-
-def grid_step(bound: float) -> float:
-    """Return the power of two on whose multiples a statistic with this clipping bound is released."""
-    return math.ldexp(1.0, math.frexp(bound)[1] - STEPS_PER_BOUND)
-
-
-def to_grid(total: Array, step: float) -> Integers:
-    """Return the nearest multiples of `step`, as integers. A total moves by at most step/2 in each coordinate."""
-    return np.rint(total / step).astype(np.int64)
-
-
 WIDEST = 2.0**56  # steps: a draw then fits 63 bits but with a probability of less than e^-8000
 
 

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from privrep.privacy.scaling import LARGEST_FACTOR, sum_squares
 from privrep.typing import Array
 
 
 def compute_norms_by_gram(left: Array, right: Array) -> Array:
-    """Return upper bounds of the norms of `Products`, from Gram matrices, and who has long rows as 1, (2, users).
+    """Return upper bounds of the norms of `Products`, from Gram matrices, who has long rows as 1, and masses over norms.
 
-    Rows of left and right are long above LARGEST_FACTOR. This way is cheap where rows are few.
+    All is (3, users). Rows of left and right are long above LARGEST_FACTOR. This way is cheap where rows are few.
     """
     gram, other = left @ left.transpose(0, 2, 1), right @ right.transpose(0, 2, 1)
     first, second = np.diagonal(gram, axis1=1, axis2=2), np.diagonal(other, axis1=1, axis2=2)
     mass, large = np.sqrt(first * second), _find_large(first, second)
     gram *= other
-    norms = _raise_norms_by_mass(gram.reshape(len(gram), -1).sum(axis=1), np.ascontiguousarray(mass).sum(axis=1))
-    return np.stack([norms, large])
+    norms, ratio = _raise_norms_by_mass(gram.reshape(len(gram), -1).sum(axis=1), np.ascontiguousarray(mass).sum(axis=1))
+    return np.stack([norms, large, ratio])
 
 
 def compute_norms_by_product(left: Array, right: Array) -> Array:
     """Return what `compute_norms_by_gram` does, from the products themselves."""
     first, second = (left * left).sum(axis=2), (right * right).sum(axis=2)
     mass = np.sqrt(first * second).sum(axis=1)
-    norms = _raise_norms_by_mass(sum_squares(left.transpose(0, 2, 1) @ right), mass)
-    return np.stack([norms, _find_large(first, second)])
+    norms, ratio = _raise_norms_by_mass(sum_squares(left.transpose(0, 2, 1) @ right), mass)
+    return np.stack([norms, _find_large(first, second), ratio])
 
 
 def _find_large(first: Array, second: Array) -> Array:
@@ -37,7 +40,41 @@ def _find_large(first: Array, second: Array) -> Array:
     return np.where(((first <= limit) & (second <= limit)).all(axis=1), 0.0, 1.0)
 
 
-def _raise_norms_by_mass(squares: Array, mass: Array) -> Array:
-    """Return the roots of `squares` (users,), raised to cover rounding errors measured by `mass` (users,)."""
+def _raise_norms_by_mass(squares: Array, mass: Array) -> tuple[Array, Array]:
+    """Return the roots of `squares` (users,), raised to cover rounding errors measured by `mass` (users,).
+
+    Beside them, what is at least the mass over the norm, (users,).
+    """
     norms = np.maximum(np.sqrt(np.maximum(squares, 0.0)) + 1e-6 * mass, mass / 64) * (1 + 1e-12)
-    return np.where(np.isfinite(squares) & np.isfinite(mass), norms, np.inf)
+    ratio = np.where(norms > 0, mass / np.where(norms > 0, norms, 1.0), 1.0) * (1 + 1e-6)
+    return np.where(np.isfinite(squares) & np.isfinite(mass), norms, np.inf), ratio
+
+
+def round_factors(left: NDArray[Any], right: NDArray[Any], weights: Array, root: float) -> tuple[Array, Array]:
+    """Return both factors of weighted rows in whole multiples of `root`, made about equally long by powers of two.
+
+    Rows whose product is below all that counts, or nothing, are zero in both.
+
+    Args:
+        left: (rows, p).
+        right: (rows, q).
+        weights: (rows, 1), positive.
+        root: of the step of the grid.
+    """
+    a, b = (np.sqrt((factor.astype(np.float64, copy=False) ** 2).sum(axis=1)) for factor in (left, right))
+    absent = (a == 0) | (b == 0)
+    first, second = (np.where(absent, 0.0, by)[:, None] for by in balance(a, b, weights[:, 0]))
+    return np.rint(left * (first / root)), np.rint(right * (second / root))
+
+
+def balance(first: Array, second: Array, weights: Array) -> tuple[Array, Array]:
+    """Return w 2^k and 2^-k, each (n,), so that first and second times them are equally long, but for a factor of 4.
+
+    Args:
+        first: lengths, (n,); where one is zero, any k will do.
+        second: lengths, (n,).
+        weights: w, (n,).
+    """
+    e, f, g = (np.frexp(np.where(lengths > 0, lengths, 1.0))[1] for lengths in (first, second, weights))
+    shift = (f - e - g) // 2
+    return np.ldexp(weights, shift), np.ldexp(1.0, -shift)

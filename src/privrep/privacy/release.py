@@ -23,7 +23,7 @@ from privrep.privacy.calibration import (
 from privrep.privacy.exponential import compute_scale, price_choice
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Ledger
-from privrep.privacy.noise import NoiseSource, to_grid
+from privrep.privacy.noise import NoiseSource
 from privrep.privacy.protocol import EVERYONE, Everyone, Step, Users
 from privrep.privacy.sampling import Sampling
 from privrep.privacy.selection import COUNTED, Holders, compute_log_chance, compute_threshold, make_counts_bound
@@ -46,8 +46,7 @@ def release(
     * Release q is sqrt(mu_squared_q)-GDP under the ledger's relation. Discrete noise differs from Gaussian noise by
       what `privacy.noise` says, and rounding mu down pays for that.
     * Hence all releases of a run together are (epsilon, delta)-DP as the ledger states.
-    * The noise multiplier is relative to the sensitivity of the bounded sum under that relation plus the rounding onto
-      the grid.
+    * The noise multiplier is relative to the sensitivity of the bounded sum under that relation, on the grid.
     * If the charge does not fit, nothing is drawn.
     * With a group, the sums must be over the users of that group alone.
 
@@ -269,6 +268,6 @@ def _require_norm_bound(total: BoundedSum) -> Bound:
 
 
 def _add_noise(total: BoundedSum, plan: Calibration, noise: NoiseSource, name: str) -> Release:
-    """Return the total, rounded onto the grid, plus noise of the plan."""
-    integers = to_grid(total.total, plan.step) + noise(name, plan.sigma / plan.step, total.bound.size)
+    """Return the total plus noise of the plan, both in whole steps of the grid."""
+    integers = total.total + noise(name, plan.sigma / plan.step, total.bound.size)
     return Release(integers.astype(np.float64) * plan.step, plan.sigma, plan.sensitivity, plan.multiplier)

@@ -44,7 +44,6 @@ from scipy.special import ndtri_exp
 
 from privrep.errors import InputError
 from privrep.privacy.bounds import MAX_SIZE, Bound, BoundedSum
-from privrep.privacy.noise import grid_step
 
 Key = int | str
 MOST_KEYS = 4096  # that one user adds to
@@ -89,4 +88,4 @@ def compute_threshold(sigma: float, log_chance: float) -> float:
         raise InputError(f"a threshold needs noise and a chance below one half. Got {sigma} and {log_chance} instead.")
     t = np.arange(1, MOST_KEYS + 1)
     least = np.max(1 / np.sqrt(t) - sigma * ndtri_exp(log_chance - np.log(t)))
-    return float(least) * (1 + 2.0**-40) + 4 * grid_step(COUNTED.norm)
+    return float(least) * (1 + 2.0**-40) + 4 * COUNTED.step

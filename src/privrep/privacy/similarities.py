@@ -26,8 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.errors import InputError
-from privrep.privacy.bounds import MAX_USERS
-from privrep.typing import Array
+from privrep.privacy.bounds import MAX_TERMS
+from privrep.privacy.grid import round_total
+from privrep.typing import Array, Integers
 
 WIDEST = 2048  # dimensions of embeddings; the analysis of rounding rests on it
 LEAST_SINE = 1 / 16  # of two directions, for norms
@@ -66,7 +67,7 @@ class Similarities:
       <= WIDEST make it 2^-34.5.
     * Rows over lengths are between 1/EXTREME and EXTREME, so their squares neither under- nor overflow. Slopes are at
       most EXTREME. Terms beyond count as zero.
-    * Weights times lengths are at most b^2 + (D - 1) b bounds, and at most MAX_USERS.
+    * Weights times lengths are at most b^2 + (D - 1) b bounds, and at most MAX_TERMS.
     """
 
     acute: ClassVar[bool] = False
@@ -87,9 +88,9 @@ class Similarities:
             raise InputError(
                 f"similarities take the rows of one batch, {self.rows_per_user} a user. Got other shapes instead."
             )
-        if not (self.repeat >= 1 and b * (b + self.repeat - 1) <= MAX_USERS and k <= WIDEST):
+        if not (self.repeat >= 1 and b * (b + self.repeat - 1) <= MAX_TERMS and k <= WIDEST):
             raise InputError(
-                f"a batch has at most {MAX_USERS:,} similarities, in {WIDEST} dimensions, and repeats its own once or "
+                f"a batch has at most {MAX_TERMS:,} similarities, in {WIDEST} dimensions, and repeats its own once or "
                 f"more. Got {b} rows, {k} dimensions and {self.repeat}; use a smaller batch."
             )
 
@@ -127,7 +128,10 @@ class Similarities:
         norms[(uu == 0)[:, None] | (vv == 0)[None, :]] = 0.0
         return norms.ravel()
 
-    def weighted_sum(self, weights: Array) -> Array:
+    def roundings(self, norm: float, step: float) -> Array | float:
+        return 0.0
+
+    def grid_sum(self, weights: Array, step: float) -> Integers:
         u, x, v, t = self._scaled_sides
         each = weights.reshape(self.slopes.shape)
         slopes = np.where(each > 0, each * self.slopes, 0.0)
@@ -135,7 +139,7 @@ class Similarities:
         along = slopes * self._products
         first = (slopes @ v - along.sum(axis=1)[:, None] * u).T @ x
         second = (slopes.T @ u - along.sum(axis=0)[:, None] * v).T @ t
-        return np.concatenate([first.ravel(), second.ravel()])
+        return round_total(np.concatenate([first.ravel(), second.ravel()]), step)
 
 
 def _scale_side(direction: NDArray[Any], rows: NDArray[Any], lengths: NDArray[Any]) -> tuple[Array, Array]:

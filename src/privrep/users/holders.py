@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 
 from privrep.data.table import factorize
 from privrep.errors import InputError
-from privrep.privacy.bounds import MAX_USERS, MAX_USERS_TIMES_BLOCKS, Bound, BoundedSum, clip_and_sum
+from privrep.privacy.bounds import Bound, BoundedSum, clip_and_sum
 from privrep.privacy.contributions import Counts
+from privrep.privacy.grid import Total
 from privrep.privacy.groups import hash_ids
 from privrep.privacy.selection import MOST_KEYS, Key
 from privrep.typing import Integers
 
 _CELLS = 1 << 20  # of one sum, padding included
 _NO_COLUMN = (pa.ArrowException, ValueError, TypeError, OverflowError)  # what Arrow says of values of several kinds
-_USERS = 1 << 16  # of one sum; with so few, adding up is as exact as `bounds.Contributions` asks
+_USERS = 1 << 16  # of one sum
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,10 @@ class KeyHolders:
 
     def count_keys(self, bound: Bound) -> BoundedSum:
         """Return how many users hold each key, users clipped to the bound; one zero if there are no keys."""
-        total, users, parts = np.zeros(bound.size), 0, 0
+        total = Total(bound.size)
         for cells in self._pad_cells():
-            total += clip_and_sum(Counts(cells, bound.size), bound)
-            users += len(cells)
-            parts += 1
-        if users > MAX_USERS or users * parts > MAX_USERS_TIMES_BLOCKS:
-            raise InputError(f"one sum takes at most {MAX_USERS:,} users. Got {users:,} in {parts:,} parts instead.")
-        return BoundedSum(total, bound)
+            total.add(clip_and_sum(Counts(cells, bound.size), bound), len(cells))
+        return BoundedSum(total.integers, bound)
 
     def _pad_cells(self) -> Iterator[Integers]:
         """Yield the places of users who have about as many, padded with -1 to the next power of two: (users, width)."""

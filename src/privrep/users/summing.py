@@ -20,8 +20,6 @@ from privrep.data.sparse import SparseRows
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.privacy.bounds import (
-    MAX_USERS,
-    MAX_USERS_TIMES_BLOCKS,
     Bound,
     BoundedSum,
     Contributions,
@@ -29,10 +27,11 @@ from privrep.privacy.bounds import (
     Losses,
     clip_and_sum,
 )
+from privrep.privacy.grid import Total
 from privrep.privacy.groups import Group
 from privrep.privacy.protocol import EVERYONE, Audience, Everyone, Step, StepSpec, UserBatch, check_audience
 from privrep.privacy.sampling import FixedSample, Sample
-from privrep.typing import Array
+from privrep.typing import Array, Integers
 from privrep.users.batching import (
     BATCH_CALLS,
     SMALL_CALL,
@@ -58,7 +57,7 @@ def sum_blocks(
 ) -> dict[str, BoundedSum]:
     """Clip and add up the contributions of the users of all blocks who are asked, on several cores.
 
-    The result does not depend on `performance`: blocks are added in the order they come.
+    The result does not depend on `performance`, nor on the order of users, nor on how they are cut into blocks.
 
     Args:
         blocks: of users, in the order of the population.
@@ -72,16 +71,11 @@ def sum_blocks(
     batch_level = step.spec.batch_level
     if any(batch_level != (bound.terms_per_user is not None) for bound in bounds.values()):
         raise InputError("functions of a whole batch are asked for by bounds that say how much one user touched.")
-    totals = {key: np.zeros(bound.size) for key, bound in bounds.items()}
-    users = parts = 0
-    for some, portions, sums in _sum_each_block(blocks, step, bounds, performance, among, count):
-        users += some
-        parts += 1 + portions
+    totals = {key: Total(bound.size) for key, bound in bounds.items()}
+    for users, sums in _sum_each_block(blocks, step, bounds, performance, among, count):
         for key, total in sums.items():
-            totals[key] += total
-    if users > MAX_USERS or users * parts > MAX_USERS_TIMES_BLOCKS:
-        raise InputError(f"one sum takes at most {MAX_USERS:,} users. Got {users:,} in {parts:,} parts instead.")
-    return {key: BoundedSum(totals[key], bound) for key, bound in bounds.items()}
+            totals[key].add(total, users)
+    return {key: BoundedSum(totals[key].integers, bound) for key, bound in bounds.items()}
 
 
 def _sum_each_block(
@@ -134,7 +128,7 @@ def _peek(blocks: Iterable[UserTable]) -> tuple[UserTable | None, Iterator[UserT
     return (some[0] if some else None), chain(some, rest)
 
 
-_BlockSums = tuple[int, int, dict[str, Array]]  # users, portions they were added up in, sums
+_BlockSums = tuple[int, dict[str, Integers]]  # users, sums
 
 
 Block = TypeVar("Block")
@@ -195,18 +189,16 @@ def _sum_block(
     among: Everyone | Group,
 ) -> _BlockSums:
     """Return the clipped sums of a block's users in calls by size."""
-    sums = {key: np.zeros(bound.size) for key, bound in bounds.items()}
+    sums = {key: np.zeros(bound.size, np.int64) for key, bound in bounds.items()}
     chosen = among.members(block.ids) if isinstance(among, Group) else np.ones(block.n_users, dtype=bool)
-    portions = 0
     with np.errstate(all="ignore"):  # a user's overflow is that user's zero contribution, not a warning that names it
         takes_sparse = block.is_sparse and spec.accepts_sparse
         floats = spec.floats_per_sparse_user if takes_sparse else spec.floats_per_user
         for X, y in _cut_portions(block, chosen, floats, takes_sparse):
             contributions = step(UserBatch(*clean_rows(X, y, spec.fill)))
-            portions += 1
             for key, bound in bounds.items():
                 sums[key] += clip_and_sum(contributions[key], bound, users=len(X))
-    return int(chosen.sum()), portions, sums
+    return int(chosen.sum()), sums
 
 
 def _sum_batch(batch: UserBatch, step: Step, bounds: Mapping[str, Bound | LossBound]) -> _BlockSums:
@@ -216,7 +208,7 @@ def _sum_batch(batch: UserBatch, step: Step, bounds: Mapping[str, Bound | LossBo
         contributions = _ask_users(step, batch)
         counted = None if taken.all() else taken
         sums = {key: clip_and_sum(contributions[key], bound, counted, len(taken)) for key, bound in bounds.items()}
-    return int(taken.sum()), 1, sums
+    return int(taken.sum()), sums
 
 
 def _sum_whole(batch: UserBatch, step: Step, bounds: Mapping[str, Bound | LossBound]) -> _BlockSums:
@@ -227,27 +219,27 @@ def _sum_whole(batch: UserBatch, step: Step, bounds: Mapping[str, Bound | LossBo
     any user may change wholly. There zero is as good a value as any other. A step that fails if no row is there is
     broken, and always an error.
     """
-    zeros = {key: np.zeros(bound.size) for key, bound in bounds.items()}
+    zeros = {key: np.zeros(bound.size, np.int64) for key, bound in bounds.items()}
     users = len(batch)
     if not users:
-        return 0, 1, zeros
+        return 0, zeros
     with np.errstate(all="ignore"):
         batch = clear_non_finite(UserBatch(batch.X, batch.y, np.arange(users)))
         with suppress(Exception):  # whose rows it was for stays unsaid: no error below has this one as its cause
-            return users, 1, _sum_terms(batch, step, bounds)
+            return users, _sum_terms(batch, step, bounds)
         failed = np.array([_fails(step, keep_user(batch, row)) for row in range(users)])
         _sum_terms(clear_users(batch, np.ones(users, bool)), step, bounds)
         try:
-            return users, 1, _sum_terms(clear_users(batch, failed), step, bounds)
+            return users, _sum_terms(clear_users(batch, failed), step, bounds)
         except Exception:
             if any(bound.terms_per_user != 1 for bound in bounds.values()):
                 raise InputError(
                     "a function of the batch fails, and on nobody's rows alone; nothing was released."
                 ) from None
-            return users, 1, zeros
+            return users, zeros
 
 
-def _sum_terms(batch: UserBatch, step: Step, bounds: Mapping[str, Bound | LossBound]) -> dict[str, Array]:
+def _sum_terms(batch: UserBatch, step: Step, bounds: Mapping[str, Bound | LossBound]) -> dict[str, Integers]:
     """Return the clipped terms of one call. Raise InputError if they were counted for another number of rows a user."""
     contributions, rows = step(batch), step.spec.padded_rows
     for kind in contributions.values():
