@@ -192,7 +192,7 @@ class Products(UserContributions):
         norms = compute_norms_by_gram if small and rows * (p + q) <= 2 * p * q else compute_norms_by_product
         size = rows * (p + q) if norms is compute_norms_by_gram else max(rows * (p + q), p * q)
         parts = [
-            norms(left[some].astype(np.float64), right[some].astype(np.float64))
+            norms(*(factor[some].astype(np.float64, order="C") for factor in (left, right)))
             for some in _cut_portions(users, AT_ONCE // max(size, 1))
         ]
         return np.concatenate([np.zeros((2, 0)), *parts], axis=1)
