@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from test_cli import make_rows, write
 
@@ -17,8 +18,10 @@ from privrep import PopulationLedger
 from privrep.errors import OtherPeople
 from privrep.models.folder import ModelFolder
 from privrep.privacy.accounting import compute_epsilon
+from privrep.privacy.events import Relation
 from privrep.privacy.ledger import Budget, Ledger, read_ledger
-from privrep.privacy.shares import Share
+from privrep.privacy.population import Account
+from privrep.privacy.shares import Accounts, Share
 
 FIT = ["--user", "user", "--target", "y", "--rank", "2", "--delta", "1e-6"]
 
@@ -79,6 +82,36 @@ def test_a_ledger_is_made_shown_and_kept_to(folder: Path, capsys: Capture) -> No
             "returned": 1.0 - compute_epsilon(events, 1e-6),
         }
     assert file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("relation", ["replace-one-user", "add-or-remove-one-user"])
+def test_how_many_users_there_are_is_shown_where_it_is_public(
+    relation: Relation, folder: Path, capsys: Capture
+) -> None:
+    file, budget = folder / "people.db", Budget(1.0, 1e-6, relation)
+    people = PopulationLedger.create(file, epsilon=2.0, delta=1e-6, relation=relation)
+    Ledger(budget, account=Account(people, "a fit", lambda: np.arange(4_321))).close()
+    (told,) = json.loads(run(capsys, "population", "show", file, "--json")[1])["runs"]
+    public = relation == "replace-one-user"
+    assert told["users"] == (4_321 if public else None)
+    assert ("4,321 users" in run(capsys, "population", "show", file)[1]) == public
+    assert (b'"users": 4321' in file.read_bytes()) == public
+
+
+def test_a_ledger_that_is_over_its_budget_says_so(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    people = make_people(folder / "people.db", 1.0)
+    people.reserve("first", Budget(1.0, 1e-6), "all of the budget")
+    code, out, _ = run(capsys, "population", "show", people.path)
+    assert (code, "OVER" in out) == (0, False)
+    with monkeypatch.context() as patch:  # no version of privrep reserves it
+        patch.setattr(Accounts, "check_fits", lambda accounts, run, events: None)
+        people.reserve("second", Budget(1.0, 1e-6), "as much again")
+    code, out, _ = run(capsys, "population", "show", people.path)
+    assert (code, people.read().epsilon > 1.4) == (0, True)
+    assert "by exact composition over all events of all runs: OVER THE BUDGET" in " ".join(out.split())
+    assert "Left: one more run may take epsilon 0\n" in out
 
 
 @pytest.mark.parametrize("command", ["show", "give-up", "settle"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ from privrep.errors import DiskFull, ResumeError
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import Vectors
+from privrep.privacy.contributions import Losses, Vectors
 from privrep.privacy.ledger import Budget, Ledger
+from privrep.privacy.noise import secure_noise
 from privrep.privacy.population import Account, PopulationLedger
 from privrep.privacy.protocol import EVERYONE, StepSpec, UserBatch
 from privrep.privacy.run import Run
 from privrep.privacy.sampling import Fixed, Poisson
+from privrep.users.holders import KeyHolders
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
 
@@ -45,6 +48,39 @@ class Halfway:
         return {"sum": Vectors(np.asarray(users.X).sum(axis=1))}
 
 
+class Guess:
+    """Send each user's loss by two candidates."""
+
+    spec = StepSpec(layout="padded", rows_per_user=1)
+
+    def __call__(self, users: UserBatch) -> dict[str, Losses]:
+        return {"losses": Losses(np.full((len(users.X), 2), 0.5))}
+
+
+class Late:
+    """Noise before whose first draw something else happens, once: the charge is on record, and no page stands."""
+
+    seeded = False
+
+    def __init__(self, meanwhile: Meanwhile) -> None:
+        self.meanwhile = [meanwhile]
+
+    def happen(self) -> None:
+        if self.meanwhile:
+            self.meanwhile.pop()()
+
+    def __call__(self, name: str, sigma: float, size: int) -> Any:
+        self.happen()
+        return secure_noise(name, sigma, size)
+
+    def draw_choice(self, name: str, losses: Any, scale: int) -> int:
+        self.happen()
+        return secure_noise.draw_choice(name, losses, scale)
+
+    def draw_key(self, name: str) -> bytes:
+        return secure_noise.draw_key(name)
+
+
 def walk(run: Run, meanwhile: Meanwhile) -> None:
     step = Halfway(meanwhile)
     run.iterate("page", 3, {"at": np.zeros(2)}, lambda state: step, QUERY, lambda state, new: {"at": new["sum"].value})
@@ -54,11 +90,27 @@ def release(among: Any, run: Run, meanwhile: Meanwhile) -> None:
     run.release("page", Halfway(meanwhile), QUERY, among)
 
 
+def release_late(run: Run, meanwhile: Meanwhile) -> None:
+    replace(run, noise=Late(meanwhile)).release("page", Halfway(lambda: None), QUERY)
+
+
+def select(run: Run, meanwhile: Meanwhile) -> None:
+    holders = KeyHolders.from_columns(np.arange(20), np.arange(20) % 3)
+    replace(run, noise=Late(meanwhile)).select("page", holders, 0.02, 1e-7)
+
+
+def choose(run: Run, meanwhile: Meanwhile) -> None:
+    replace(run, noise=Late(meanwhile)).choose("page", Guess(), 2, 0.1)
+
+
 DOORS = {
     "a walk": walk,
     "a sum": partial(release, EVERYONE),
     "a sample": partial(release, Poisson(0.5)),
     "a batch": partial(release, Fixed(10, 20)),
+    "a sum, at its noise": release_late,
+    "a selection, at its noise": select,
+    "a choice, at its draw": choose,
 }
 
 
@@ -69,7 +121,7 @@ def posted(folder: Path) -> int:
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("goes_on", [True, False], ids=["the copy is opened", "the copy is a backup"])
 def test_of_two_copies_one_posts(door: str, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy is made during a pass. Opened at once it goes on, and the first is refused before it posts a page.
+    """A copy is made during a pass, or before a draw. Opened at once it goes on, and the first one posts no page.
 
     Or the first goes on until its page stands, and its disk is full before it notes that: then the copy is refused.
     """

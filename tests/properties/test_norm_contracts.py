@@ -7,7 +7,7 @@ dropped. A new kind joins by one line in the table of contribution_kinds.py.
 from __future__ import annotations
 
 import ast
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,16 @@ def pick(sent: Any, user: int) -> Any:
     return type(sent)(**taken)
 
 
+@dataclass(frozen=True)
+class Measured(Vectors):
+    """Vectors whose norms are what a step says, (users,)."""
+
+    said: np.ndarray
+
+    def norms(self) -> np.ndarray:
+        return self.said
+
+
 # Single cases
 
 
@@ -173,6 +183,51 @@ def test_float32_is_squared_in_float64() -> None:
     one = np.zeros(1, np.int64)
     for sent in (NonNegative(tiny), SparseColumns(one, one, tiny, np.zeros((1, 0)), 1), Vectors(tiny)):
         assert measure(clip(sent, DIRECTION_ONLY)) == pytest.approx(DIRECTION_ONLY**2, rel=1e-8)
+
+
+@pytest.mark.parametrize("wrong", [-9.0, -5e-324, -np.inf, np.nan])
+def test_a_norm_that_is_none_is_infinite_beside_others(wrong: float) -> None:
+    """Raise no other part's bound by it: a negative norm would make a sum of norms too short."""
+    values = np.array([[9.0, 0.0], [3.0, 4.0]])
+    bad, good = Measured(values, np.array([wrong, 5.0])), Vectors(values)
+    assert np.array_equal(clip(bad, 1.0), clip(pick(bad, 1), 1.0))
+    for sent in (Summed((bad, good)), Concatenated((bad, good)), Summed((good, Summed((good, bad))))):
+        assert np.isposinf(sent.norms()).tolist() == [True, False]
+        assert np.array_equal(clip(sent, 1.0), clip(pick(sent, 1), 1.0))
+
+
+# The order in memory
+
+
+def turn(sent: Any) -> Any:
+    """The same contributions, with numbers in Fortran's order: the first index changes fastest."""
+    arrays = {each.name: getattr(sent, each.name) for each in fields(sent)}
+    return replace(sent, **{key: np.asfortranarray(each) for key, each in arrays.items() if np.ndim(each) > 1})
+
+
+def sparse(values: np.ndarray, tail: np.ndarray) -> SparseColumns:
+    """One column of each user."""
+    users = np.arange(len(values))
+    return SparseColumns(users, users * 0, values, tail, 3)
+
+
+@pytest.mark.parametrize("huge", [False, True], ids=["ordinary company", "wild company"])
+@pytest.mark.parametrize("dtype", TYPES, ids=["f8", "f4"])
+@pytest.mark.parametrize("kind", [RowMoments, CrossMoments, Products, Vectors, NonNegative, sparse])
+def test_the_order_in_memory_changes_no_norm(kind: Any, dtype: type, huge: bool) -> None:
+    """Also where somebody else has a scale, or rows, that are brought near one."""
+    rng, users = np.random.default_rng(0), 31
+    for m, d in ((1, 33), (3, 17), (12, 9), (33, 17), (40, 40)):
+        rows, more = rng.normal(size=(2, users, m, d)).astype(dtype)
+        scale = np.abs(rng.normal(size=users))
+        if huge:
+            scale[0], rows[0] = 2.0**70, rows[0] * dtype(2.0**60)
+        given = (np.abs(rows[:, 0]),) if kind in (Vectors, NonNegative) else (rows[:, 0], more[:, 0])
+        sent = kind(*(given if kind in (Vectors, NonNegative, sparse) else (rows, more if kind is Products else scale)))
+        norms, turned = sent.norms(), turn(sent)
+        assert np.array_equal(turned.norms(), norms)
+        for user in (1, users - 1):
+            assert turn(pick(turned, user)).norms() == norms[user]
 
 
 # The table

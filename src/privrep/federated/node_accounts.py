@@ -57,11 +57,8 @@ class NodeAccounts:
         """
         account = self.open(run)
         if account is not None:
-            if noise is None and task.rate < 1:
-                raise InputError(
-                    "a node's population ledger cannot count secret samples that the server draws: join without "
-                    "--population, or ask the server for a rate of 1."
-                )
+            if noise is None:
+                _refuse_samples(task)
             account.check(self.make_budget(task, noise), self._find_ledger(run), seeded=task.seed is not None)
 
     def open(self, run: str, users: Any = None) -> Account | None:
@@ -80,13 +77,14 @@ class NodeAccounts:
     def reserve(self, task: Task, run: str, account: Account) -> None:
         """Reserve the budget of a run that the server adds the noise to, and is trusted to keep to.
 
-        Raise InputError if the run is over, so that its rows stay closed.
+        Raise InputError if the run asks secret samples, or is over, so that its rows stay closed.
 
         Args:
             task: of the run.
             run: its name.
             account: as `open` returned it.
         """
+        _refuse_samples(task)
         path = self._find_ledger(run)
         path.parent.mkdir(exist_ok=True, mode=0o700)
         with closing(
@@ -128,3 +126,12 @@ class NodeAccounts:
         """Return the file of this node's own ledger of a run, which may not be there yet."""
         own = self.folder / "noise" / run / "ledger.jsonl"
         return own if own.is_file() else self.folder / "accounts" / f"{run}.jsonl"
+
+
+def _refuse_samples(task: Task) -> None:
+    """Raise InputError if the server of a task draws secret samples of users."""
+    if task.rate < 1:
+        raise InputError(
+            "a node's population ledger cannot count secret samples that the server draws: join without --population, "
+            "or ask the server for a rate of 1."
+        )

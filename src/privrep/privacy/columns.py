@@ -34,7 +34,7 @@ class SparseColumns(UserContributions):
 
         It is added up entry by entry, so that a user's norm depends on no other user.
         """
-        squares = self.values.astype(np.float64, copy=False) ** 2
+        squares = np.ascontiguousarray(self.values, dtype=np.float64) ** 2
         return np.sqrt(np.bincount(self.user, squares.sum(axis=1), minlength=len(self.tail)))
 
     def norms(self) -> Array:

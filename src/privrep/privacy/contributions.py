@@ -142,7 +142,7 @@ class CrossMoments(UserContributions):
         factors, d = _weigh_roots(weights, self.scale, step), self.rows.shape[2]
         total = -_add_moments(self.rows, factors, CANCELLING)
         for some in cut_evenly(len(weights), CANCELLING):
-            sums = self.rows[some].astype(np.float64, copy=False).sum(axis=1)
+            sums = np.ascontiguousarray(self.rows[some], dtype=np.float64).sum(axis=1)
             s = round_weighted(sums, factors[some, None])
             total += as_integers(s.T @ s)
         return total.reshape(d * d)
@@ -248,7 +248,7 @@ class Products(UserContributions):
         norms = compute_norms_by_gram if small and rows * (p + q) <= 2 * p * q else compute_norms_by_product
         size = rows * (p + q) if norms is compute_norms_by_gram else max(rows * (p + q), p * q)
         parts = [
-            norms(left[some].astype(np.float64), right[some].astype(np.float64))
+            norms(*(factor[some].astype(np.float64, order="C") for factor in (left, right)))
             for some in cut_evenly(users, AT_ONCE // max(size, 1))
         ]
         return np.concatenate([np.zeros((3, 0)), *parts], axis=1)

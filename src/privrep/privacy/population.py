@@ -182,12 +182,13 @@ class PopulationLedger:
     def finish(self, run: str, charges: Sequence[Event], place: Place) -> None:
         """Count a run that is over by its charges, and return the rest. Without charges, all is returned.
 
-        Raise InputError if the charges are over what the run reserved, the run is not open, or is open elsewhere.
+        A run that is over changes nothing by being finished once more in the same way. Raise InputError if the charges
+        are over what the run reserved, the run is not open, or is open elsewhere.
         """
 
         def finish(accounts: Accounts, holders: Mapping[str, Holder]) -> Lines:
             share = _find(accounts, run)
-            if share.status == "finished" and share.events == tuple(charges):
+            if {"finished": share.events, "returned": ()}.get(share.status) == tuple(charges):
                 return []
             if share.status != "open":
                 raise InputError(f"run {run} is {share.status} in {self.path}, not open.")

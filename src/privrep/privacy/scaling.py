@@ -83,6 +83,8 @@ def sum_squares(values: Array) -> Array:
     """Return the sum of squares of each user's numbers, (users,), whoever stands beside it.
 
     It does not use einsum, which cuts long sums at the end of its buffer: elsewhere for one user than for several.
+    Numbers in another order in memory would be added up in another order, too.
     """
+    values = np.ascontiguousarray(values)
     total: Array = (values * values).reshape(len(values), math.prod(values.shape[1:])).sum(axis=1)
     return total
