@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from privrep.data.table import UserTable
 from privrep.heads.classification import fit_class_shared
 from privrep.linear.class_steps import Encoded
-from privrep.linear.references import UNBOUNDED, subspace_distance
+from privrep.linear.references import UnclippedSums, subspace_distance
 from privrep.linear.steps import PairMoments, project_centred, pull_rows
 from privrep.local.least_squares import subtract_mean, sum_columns
 from privrep.local.losses import Loss, fit_classes
 from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform
-from privrep.privacy.bounds import Bound, Contributions
+from privrep.privacy.bounds import Contributions
 from privrep.privacy.columns import SparseColumns
-from privrep.privacy.contributions import Vectors, packed_size, unpack
+from privrep.privacy.contributions import Vectors, packed_size, symmetrise, unpack
 from privrep.privacy.protocol import StepSpec, UserBatch, Users
 from privrep.typing import Array, Floats
 
@@ -49,14 +49,13 @@ def fedrep_classes(
     round moves nothing.
     """
     d, plain = users.facts.features, FeatureTransform.plain(users.facts.features)
-    bound = {"moments": Bound(UNBOUNDED, packed_size(d))}
-    total = users.sums(Encoded(PairMoments(plain, intercept), loss.classes), bound)["moments"].total
-    U = np.linalg.eigh(unpack(total))[1][:, ::-1][:, :rank]
-    bounds = {"gradient": Bound(UNBOUNDED, d * rank), "curvature": Bound(UNBOUNDED, packed_size(rank))}
+    add_up, step = UnclippedSums(users), Encoded(PairMoments(plain, intercept), loss.classes)
+    U = np.linalg.eigh(symmetrise(add_up(step, {"moments": d**2})["moments"]))[1][:, ::-1][:, :rank]
+    sizes = {"gradient": d * rank, "curvature": packed_size(rank)}
     for _ in range(rounds):
-        sums = users.sums(FullClassGradient(U, intercept, precision, loss), bounds)
-        largest = float(np.linalg.eigvalsh(unpack(sums["curvature"].total))[-1])
-        before, gradient = U, sums["gradient"].total.reshape(rank, d).T
+        sums = add_up(FullClassGradient(U, intercept, precision, loss), sizes)
+        largest = float(np.linalg.eigvalsh(unpack(sums["curvature"]))[-1])
+        before, gradient = U, sums["gradient"].reshape(rank, d).T
         U, _ = np.linalg.qr(U + gradient / max(largest, 1e-300))
         if subspace_distance(before, U) < 1e-5:
             break

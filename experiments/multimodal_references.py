@@ -11,7 +11,7 @@ from privrep.multimodal.training import Question, move_weights, start_state
 from privrep.privacy.protocol import EVERYONE, Users
 from privrep.typing import Singles
 
-NO_CLIP = 2.0**40  # a bound that no gradient reaches
+NO_CLIP = 2.0**8  # a bound that no gradient reaches
 
 
 def train_openly(users: Users, question: Question, start: Singles, clipped: bool = False) -> Singles:
@@ -24,6 +24,6 @@ def train_openly(users: Users, question: Question, start: Singles, clipped: bool
         step = question.step(state["weights"].astype(np.float32))
         bound = question.choose_bound(step)
         bound = bound if clipped else replace(bound, norm=NO_CLIP)
-        total = users.sums(step, {"gradient": bound})["gradient"].total
+        total = users.sums(step, {"gradient": bound})["gradient"].value
         state = move_weights(state, step.to_gradient(total / question.divisor), settings)
     return (state["average"] if settings.average else state["weights"]).astype(np.float32)

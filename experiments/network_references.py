@@ -17,7 +17,7 @@ from privrep.privacy.bounds import Bound
 from privrep.privacy.protocol import UserBatch, Users
 from privrep.typing import Singles
 
-UNBOUNDED = 1e100  # a clipping norm that no data reaches
+UNBOUNDED = 2.0**8  # a clipping norm that no update reaches, with steps of 2^-28
 
 
 def fedrep(users: Users, split: Split, settings: TrainingSettings, rows_per_user: int) -> tuple[Singles, UserState]:
@@ -26,7 +26,7 @@ def fedrep(users: Users, split: Split, settings: TrainingSettings, rows_per_user
     weights = split.representation.weights().astype(np.float64)
     bounds = {"update": Bound(UNBOUNDED, len(weights))}
     for _ in range(settings.rounds):
-        total = users.sums(kept.step(weights.astype(np.float32)), bounds)["update"].total
+        total = users.sums(kept.step(weights.astype(np.float32)), bounds)["update"].value
         weights = weights + settings.server_rate * total / users.facts.users
     return weights.astype(np.float32), kept
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from privrep.data.categories import Categories, check_classes, check_lists
 from privrep.errors import InputError, missing_package
 from privrep.models.description import Columns, Config
-from privrep.privacy.bounds import MAX_USERS
+from privrep.privacy.grid import MAX_INT64_USERS
 from privrep.schema.commands import FederateFile, Federation, SharedNetwork, SharedTable
 from privrep.schema.sections import RelationBudget, Training
 
@@ -44,13 +44,13 @@ class FederationSettings:
     noise: NoiseBy = "server"
     noise_nodes: int = 1
     server_epsilon: float | None = None  # the most that a node lets the server learn; None: what the run needs
-    most_users: int = MAX_USERS  # users of one node: a node that says it has more is left out
+    most_users: int = MAX_INT64_USERS  # users of one node: a node that says it has more is left out
 
     def __post_init__(self) -> None:
         for name in ("min_users", "most_users", "min_nodes", "noise_nodes"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_USERS:
-                raise InputError(f"{name} must be a whole number from 1 to {MAX_USERS:,}. Got {value!r} instead.")
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_INT64_USERS:
+                raise InputError(f"{name} must be a whole number from 1 to {MAX_INT64_USERS:,}. Got {value!r} instead.")
         for name in ("wait", "round_timeout", "resend", "poll"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:

@@ -26,7 +26,7 @@ from privrep.federated.run_log import RunLog
 from privrep.federated.task import Task
 from privrep.federated.wire.messages import pack, unpack
 from privrep.federated.wire.rounds import Conversation, Nodes
-from privrep.federated.wire.users import MAX_USERS_TIMES_NODES, FlowerUsers, NoisyFlowerUsers, read_facts
+from privrep.federated.wire.users import FlowerUsers, NoisyFlowerUsers, read_facts
 from privrep.models.folder import write_json
 from privrep.privacy.bounds import MAX_USERS
 from privrep.privacy.population import Account
@@ -206,7 +206,7 @@ def _can_join(facts: Facts, roster: Mapping[str, Facts], task: Task) -> bool:
     """
     users = facts.users + sum(each.users for each in roster.values())
     shape = (facts.features, facts.targets, facts.sparse)
-    return shape == task.file_shape and users <= MAX_USERS and users * (len(roster) + 1) <= MAX_USERS_TIMES_NODES
+    return shape == task.file_shape and users <= MAX_USERS
 
 
 def _read_facts(name: str, content: RecordDict) -> Facts:

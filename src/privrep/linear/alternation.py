@@ -40,7 +40,7 @@ from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import packed_size, unpack
+from privrep.privacy.contributions import symmetrise
 from privrep.privacy.protocol import Step
 from privrep.privacy.run import Run
 from privrep.typing import Array
@@ -256,11 +256,11 @@ def add_weak(problem: RoundContext, state: Estimate, rank: int | None, most: int
         mu_squared: what the release costs.
     """
     d, k = state.basis.shape
-    query = Query(Bound(DIRECTION_ONLY, packed_size(d)), mu_squared)
+    query = Query(Bound(DIRECTION_ONLY, d**2), mu_squared)
     step = ResidualMoments(state.basis, problem.transform, problem.settings.ridge(state), problem.intercept)
     asked = see_residuals(step, problem.loss, problem.mean, problem.level)
     released = problem.run.release("residuals", asked, {"moments": query})["moments"]
-    moments = unpack(released.value)
+    moments = symmetrise(released.value)
     outside = scipy.linalg.null_space(state.basis.T)  # (d, d - k): among all d coordinates k would have no noise
     weak = top_eigenvectors(outside.T @ moments @ outside, min(most, d) - k, released.sigma)
     weak = replace(weak, basis=outside @ weak.basis)

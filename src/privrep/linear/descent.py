@@ -26,7 +26,6 @@ from privrep.linear.transform import read_octave_quantile
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import packed_size
 from privrep.privacy.run import Run
 
 PURPOSES = {
@@ -149,8 +148,7 @@ class Descent:
         read = self._read_sizes(each, full)
         tails = {key: TAIL * ratio for key, (_, ratio) in read.items()}
         queries |= {
-            key: Query(Bound(read[key][0], p * q + (packed_size(p) if full else 1)), each)
-            for key, p in self.parts.items()
+            key: Query(Bound(read[key][0], p * q + (p**2 if full else 1)), each) for key, p in self.parts.items()
         }
         released = self.run.release(f"common-{self.steps}", self.ask(full, **tails), queries)
         self.spent += mu_squared

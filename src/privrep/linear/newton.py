@@ -9,7 +9,7 @@ import numpy as np
 
 from privrep.linear.gathering import Heard, Outputs
 from privrep.privacy.billboard import Release
-from privrep.privacy.contributions import packed_size, unpack
+from privrep.privacy.contributions import packed_size, symmetrise
 from privrep.typing import Array
 
 BENT = 2.5  # standard deviations of its noise from which on a mean curvature is one: it may be off by two fifths
@@ -35,12 +35,12 @@ class Curvature:
             skip: how many numbers the gradient has.
             p: coordinates of the curvature.
             tail: the factor of the curvature.
-            full: whether the curvature is a packed matrix, not one number.
+            full: whether the curvature is a matrix, not one number.
         """
         bend, sigma = released.value[skip:] / tail, released.sigma / tail
         if not full:
             return cls(np.ones((p, 1)), float(bend[0]), math.inf, sigma)
-        H = unpack(bend)
+        H = symmetrise(bend)
         mean = float(np.trace(H)) / p
         return cls(H / max(mean, sigma), mean, sigma / max(mean, sigma), sigma / math.sqrt(p))
 

@@ -23,7 +23,7 @@ from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import packed_size, unpack
+from privrep.privacy.contributions import packed_size, symmetrise
 from privrep.privacy.run import Run
 from privrep.typing import Array, Integers
 
@@ -112,7 +112,7 @@ def find_moments(
     d, q = run.users.facts.features, run.users.facts.targets if loss is None else loss.outputs
     between = np.where(location.between > 0, location.between, location.scale)
     step = PanelMoments(location.scale, location.centre, between, intercept)
-    size = packed_size(d + q + 1)
+    size = (d + q + 1) ** 2
     share = mu_squared / 2 if intercept else mu_squared
     queries = {"within": Query(Bound(DIRECTION_ONLY, size, acute=True), share)}
     if intercept:
@@ -122,7 +122,7 @@ def find_moments(
 
 def normalise(released: Release) -> tuple[Array, float] | None:
     """Return moments over the known column's, and the noise's standard deviation in them; None where all is noise."""
-    moments = unpack(released.value)
+    moments = symmetrise(released.value)
     unit = float(moments[-1, -1])
     if unit < CLEAR * released.sigma:
         return None

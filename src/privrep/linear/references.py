@@ -1,12 +1,13 @@
 """References that the demo compares a private fit with. NOT PRIVATE, except `fit_alone`, in which nothing is shared.
 
-`fit_fedrep` reads exact sums of users' contributions, which nothing that claims privacy may do: `BoundedSum.total` is
-read here, under a bound too large to clip. References of experiments alone are in `experiments/references.py`.
+`fit_fedrep` reads exact sums of users' contributions, which nothing that claims privacy may do: `BoundedSum.value` is
+read here, under bounds that do not clip. References of experiments alone are in `experiments/references.py`.
 With `intercept` each user's rows are centred by their own mean, which takes its intercept out of the regression.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,12 +20,52 @@ from privrep.linear.steps import PairMoments
 from privrep.local.least_squares import centre_rows
 from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform
-from privrep.privacy.bounds import Bound, Contributions
-from privrep.privacy.contributions import Vectors, pack, packed_size, unpack
-from privrep.privacy.protocol import StepSpec, UserBatch, Users
+from privrep.privacy.bounds import Bound, Contributions, Losses
+from privrep.privacy.contributions import Vectors, pack, packed_size, symmetrise, unpack
+from privrep.privacy.protocol import Step, StepSpec, UserBatch, Users
 from privrep.typing import Array, Floats
 
-UNBOUNDED = 1e150  # a clipping norm that no data reaches
+
+class UnclippedSums:
+    """Exact sums of users' contributions under bounds that reach beyond the longest one. NOT PRIVATE.
+
+    A bound that is far too long would leave sums few digits, so bounds follow what was seen.
+    """
+
+    def __init__(self, users: Users) -> None:
+        self._users = users
+        self._bounds: dict[str, float] = {}
+
+    def __call__(self, step: Step, sizes: Mapping[str, int]) -> dict[str, Array]:
+        """Return the sum of each statistic, (size,); `sizes` says how long each is."""
+        while True:
+            seen = _Measured(step, {key: [0.0] for key in sizes})
+            asked = {key: Bound(self._bounds.get(key, 1.0), size) for key, size in sizes.items()}
+            sums = self._users.sums(seen, asked)
+            longest = {key: max(lengths) for key, lengths in seen.longest.items()}
+            if all(2 * longest[key] <= bound.norm for key, bound in asked.items()):
+                return {key: one.value for key, one in sums.items()}
+            self._bounds |= {key: max(4 * longest[key], bound.norm) for key, bound in asked.items()}
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A step that remembers the longest contribution of each call."""
+
+    step: Step
+    longest: dict[str, list[float]]
+
+    @property
+    def spec(self) -> StepSpec:
+        return self.step.spec
+
+    def __call__(self, batch: UserBatch) -> Mapping[str, Contributions | Losses]:
+        sent = self.step(batch)
+        for key, kind in sent.items():
+            if key in self.longest and not isinstance(kind, Losses):
+                norms = kind.norms()
+                self.longest[key].append(float(np.max(norms, where=np.isfinite(norms), initial=0.0)))
+        return sent
 
 
 @dataclass(frozen=True)
@@ -54,11 +95,11 @@ def fit_fedrep(
     inverse_scale = np.ones(users.facts.features) if scale is None else 1 / scale
     U = _find_spectral_basis(users, rank, inverse_scale, intercept)
     d, k = U.shape
-    bounds = {"gradient": Bound(UNBOUNDED, d * k), "heads": Bound(UNBOUNDED, packed_size(k))}
+    add_up, sizes = UnclippedSums(users), {"gradient": d * k, "heads": packed_size(k)}
     for _ in range(rounds):
-        sums = users.sums(FullGradient(U, inverse_scale, intercept), bounds)
-        largest = float(np.linalg.eigvalsh(unpack(sums["heads"].total))[-1])
-        before, gradient = U, sums["gradient"].total.reshape(d, k)
+        sums = add_up(FullGradient(U, inverse_scale, intercept), sizes)
+        largest = float(np.linalg.eigvalsh(unpack(sums["heads"]))[-1])
+        before, gradient = U, sums["gradient"].reshape(d, k)
         U, _ = np.linalg.qr(U - step / (2 * max(largest, 1e-300)) * gradient)
         if subspace_distance(before, U) < 1e-7:
             break
@@ -95,9 +136,9 @@ def _find_spectral_basis(users: Users, rank: int, inverse_scale: Array, intercep
         inverse_scale: factors of the features, (d,).
         intercept: whether users have intercepts.
     """
-    bound = {"moments": Bound(UNBOUNDED, packed_size(users.facts.features))}
-    total = users.sums(PairMoments(FeatureTransform(1 / inverse_scale), intercept), bound)["moments"].total
-    return np.linalg.eigh(unpack(total))[1][:, ::-1][:, :rank]
+    step, size = PairMoments(FeatureTransform(1 / inverse_scale), intercept), users.facts.features**2
+    total = UnclippedSums(users)(step, {"moments": size})["moments"]
+    return np.linalg.eigh(symmetrise(total))[1][:, ::-1][:, :rank]
 
 
 def subspace_distance(U: Array, W: Array) -> float:

@@ -31,7 +31,7 @@ from privrep.local.representation import Estimate
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import packed_size, unpack
+from privrep.privacy.contributions import symmetrise
 from privrep.privacy.protocol import Step
 from privrep.privacy.run import Run
 from privrep.typing import Array
@@ -92,9 +92,9 @@ def start_normalised_pairs(start: Start) -> Estimate:
 
 def _start_top(start: Start, page: str, step: PairMoments) -> Estimate:
     """Return the top eigenvectors of the moments that this step releases on this page."""
-    query = Query(Bound(DIRECTION_ONLY, packed_size(start.run.users.facts.features)), start.mu_squared)
+    query = Query(Bound(DIRECTION_ONLY, start.run.users.facts.features**2), start.mu_squared)
     return top_eigenvectors(
-        unpack(start.run.release(page, start.see_residuals(step), {"moments": query})["moments"].value), start.rank
+        symmetrise(start.run.release(page, start.see_residuals(step), {"moments": query})["moments"].value), start.rank
     )
 
 

@@ -17,7 +17,7 @@ from privrep.linear.steps import CELLS, LOWEST, FeatureSizes, Frequencies, Secon
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import packed_size, unpack
+from privrep.privacy.contributions import symmetrise
 from privrep.privacy.run import Run
 from privrep.typing import Array
 
@@ -135,9 +135,9 @@ def find_whitening(run: Run, transform: FeatureTransform, mu_squared: float, int
         intercept: whether rows are taken around users' means.
     """
     d = run.users.facts.features
-    bound = Bound(DIRECTION_ONLY, packed_size(d), acute=True)
+    bound = Bound(DIRECTION_ONLY, d**2, acute=True)
     released = run.release("covariance", SecondMoments(transform, intercept), {"covariance": Query(bound, mu_squared)})
-    moments = unpack(released["covariance"].value)
+    moments = symmetrise(released["covariance"].value)
     mean = float(np.trace(moments)) / d
     radius = released["covariance"].sigma * math.sqrt(2 * d)  # of the noise's eigenvalues
     if mean < CLEAR * released["covariance"].sigma / math.sqrt(d):

@@ -23,7 +23,7 @@ from privrep.multimodal.towers import Layout, Towers
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Bound
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import packed_size, unpack
+from privrep.privacy.contributions import symmetrise
 from privrep.privacy.release import State
 from privrep.privacy.run import Run
 from privrep.typing import Array
@@ -61,7 +61,7 @@ def estimate_whitening(released: Release, features: int, users: int) -> Whitenin
         features: how many numbers a row of features has.
         users: how many users sent their moment.
     """
-    values, vectors = np.linalg.eigh(unpack(released.value) / users)
+    values, vectors = np.linalg.eigh(symmetrise(released.value) / users)
     values, vectors = values[::-1], np.ascontiguousarray(vectors[:, ::-1])
     noise = math.sqrt(2 * features) * released.sigma / users
     count = min(int((values > SEEN * noise).sum()), MOST_DIRECTIONS, features - 1)
@@ -187,6 +187,6 @@ def release_whitening(run: Run, rows: ClosedRows, mu_squared: float) -> Whitenin
     features, users = rows.layout.image_numbers, run.users.facts.users
     if not mu_squared:
         return Whitening(np.zeros((features, 0)), np.zeros(0), 1.0)
-    query = Query(Bound(1.0, packed_size(features), acute=True), mu_squared)
+    query = Query(Bound(1.0, features**2, acute=True), mu_squared)
     released = run.release(MOMENT_PAGE, MomentStep(rows), {"moment": query})["moment"]
     return estimate_whitening(released, features, users)

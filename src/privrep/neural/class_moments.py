@@ -28,7 +28,7 @@ from privrep.nn.threads import one_thread
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound, Contributions
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import RowMoments, packed_size, unpack
+from privrep.privacy.contributions import RowMoments, symmetrise
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
 from privrep.typing import Array
@@ -107,13 +107,13 @@ def directions(run: Run, step: Scatter, rank: int, mu_squared: float) -> Array:
         mu_squared: what the page spends.
     """
     d = run.users.facts.features - step.raw
-    query = Query(Bound(DIRECTION_ONLY, packed_size(d), acute=True), mu_squared / 2)
+    query = Query(Bound(DIRECTION_ONLY, d**2, acute=True), mu_squared / 2)
     released = run.release("scatter", step, {"within": query, "between": query})
-    values, vectors = np.linalg.eigh(unpack(released["within"].value))
+    values, vectors = np.linalg.eigh(symmetrise(released["within"].value))
     noise = math.sqrt(2 * d) * released["within"].sigma  # the radius of the semicircle of its eigenvalues
     sizes = np.maximum(values, 0.0) + max(FLOOR * noise, 1e-3 * float(values.max()))
     whitening = vectors / np.sqrt(sizes) @ vectors.T
-    turned = whitening @ unpack(released["between"].value) @ whitening
+    turned = whitening @ symmetrise(released["between"].value) @ whitening
     level = float(np.median(np.linalg.eigvalsh(turned)))  # what classes of few rows differ by anyway, in all directions
     above = turned - level * np.eye(d)
     top = top_eigenvectors(above, rank).basis

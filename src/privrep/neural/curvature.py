@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from privrep.neural.standard_step import Coordinates, Standards
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound, Contributions
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import NonNegative, RowMoments, packed_size, unpack
+from privrep.privacy.contributions import NonNegative, RowMoments, symmetrise
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
 from privrep.typing import Array, Axes, Integers, Vector
@@ -125,9 +125,9 @@ def coordinates(
     if noise > FAINT:
         return *_flat(sizes, most), spread
     pairs = FeaturePairs(rows_per_user, standards, chosen, sizes[chosen])
-    query = Query(Bound(DIRECTION_ONLY, packed_size(k), acute=True), MOMENT_SHARE * total)
+    query = Query(Bound(DIRECTION_ONLY, k**2, acute=True), MOMENT_SHARE * total)
     found = run.release("moment", pairs, {"pairs": query})["pairs"]
-    return *_turned(sizes, chosen, unpack(found.value), found.sigma, most), spread + MOMENT_SHARE * total
+    return *_turned(sizes, chosen, symmetrise(found.value), found.sigma, most), spread + MOMENT_SHARE * total
 
 
 def _flat(sizes: Array, most: float) -> tuple[Coordinates, Variation]:

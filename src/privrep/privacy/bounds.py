@@ -1,8 +1,8 @@
 """Clipping, the one place where it happens, and the guarantee of a sum of clipped contributions.
 
-Formal guarantee of sums. Let c_i be the contributions of the users of a population, C the bound, s the step of its grid
-(`privacy.grid`), and r how far rounding moves a vector of the bound's size. Let users be cut into blocks in any way, and
-let the results of `clip_and_sum` over the blocks be added up.
+Formal guarantee of sums. Let c_i be the contributions of the users of a population, and C the bound. Let s be the step
+of its grid (`privacy.grid`), and r how far rounding moves a vector of the bound's size. Let users be cut into blocks in
+any way, and let the results of `clip_and_sum` over the blocks be added up.
 * The result is sum_i q_i s, exactly. q_i is a vector of integers, a function of user i's contribution alone.
 * ||q_i s|| <= (1 + 2^-19) C + r for every user. By the contract of `Contributions.norms`, a weighted contribution is at
   most (1 + 2^-19) L long, where L is the length it was clipped to: norms are no smaller than 1 - 2^-20 of the exact
@@ -185,7 +185,6 @@ class LossBound:
         `privacy.exponential` scales its mechanism by this range.
         """
         return float(LEVELS if relation == "add-or-remove-one-user" else 2 * LEVELS)
-
 
     @property
     def step(self) -> float:

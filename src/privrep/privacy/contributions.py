@@ -211,8 +211,8 @@ class Products(UserContributions):
     * Underflow. No row is longer than LARGEST_FACTOR, or it is brought near one. What underflows in one factor then
       changes the norm by less than 2^-459. float32 needs neither.
     * Rounding. A power of two makes the two factors of each weighted row equally long, but for a factor of 4. So no
-      factor is longer than 2 sqrt(w |left_r| |right_r|), and over a user's R rows these add up to at most 2 sqrt(R w m).
-      Factors are then rounded to multiples of the root of the step, which moves a left one by at most a, a right one by
+      factor is longer than 2 sqrt(w |left_r| |right_r|). Over a user's R rows these add up to at most 2 sqrt(R w m).
+      Factors are then rounded to multiples of the root of the step. That moves a left one by at most a, a right one by
       at most b. So the product moves by at most (a + b) 2 sqrt(R w m) + R a b.
     """
 
@@ -442,8 +442,8 @@ def unpack(vector: Array) -> Array:
     return matrix + np.triu(matrix, 1).T
 
 
-def read_moments(vector: Array) -> Array:
-    """Return the symmetric matrix (d, d) of released moments, (d * d,): the mean of the matrix and its transpose.
+def symmetrise(vector: Array) -> Array:
+    """Return the symmetric matrix (d, d) of released moments, (d * d,): the mean of what came and its transpose.
 
     Off the diagonal its noise has a standard deviation smaller by sqrt(2), as if the triangle had been released by an
     isometry.

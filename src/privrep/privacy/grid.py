@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +53,7 @@ def root_step(step: float) -> float:
     return math.ldexp(1.0, (math.frexp(step)[1] - 1) // 2)
 
 
-def add_rounded(values: NDArray[np.floating], weights: Array, step: float) -> Integers:
+def add_rounded(values: NDArray[np.floating[Any]], weights: Array, step: float) -> Integers:
     """Return sum_i rint(w_i v_i / step), (size,), exactly.
 
     Args:
@@ -79,7 +80,7 @@ def cut_evenly(stop: int, most: int, start: int = 0) -> Iterator[slice]:
     return (slice(first, min(first + most, stop)) for first in range(start, stop, most))
 
 
-def round_weighted(values: NDArray[np.floating], factors: Array) -> Array:
+def round_weighted(values: NDArray[np.floating[Any]], factors: Array) -> Array:
     """Return values times factors, rounded to whole numbers; values of factor zero may be anything.
 
     Args:
@@ -92,7 +93,7 @@ def round_weighted(values: NDArray[np.floating], factors: Array) -> Array:
     return np.rint(rounded, out=rounded)
 
 
-def as_integers(values: Array) -> Integers:
+def as_integers(values: NDArray[np.floating[Any]]) -> Integers:
     """Return whole numbers as int64. Raise ArithmeticError if they are too large to be exact: nothing is released."""
     if not np.abs(values).max(initial=0.0) <= 2.0**53:  # cannot happen by the contract of Contributions; NaN included
         raise ArithmeticError("a clipped sum overflowed: the local step broke its contract, and nothing was released.")
@@ -105,9 +106,9 @@ def count_rounded(places: Integers, values: Array, size: int) -> Integers:
     Numbers too many for float64 are cut into a high and a low part of 20 bits.
     """
     if np.abs(values).sum() <= 2.0**52:
-        return as_integers(np.bincount(places, values, minlength=size).astype(np.float64, copy=False))
+        return as_integers(np.bincount(places, values, minlength=size) * 1.0)
     high = np.floor(values * 2.0**-20)
-    parts = (np.bincount(places, part, minlength=size) for part in (high, values - high * 2.0**20))
+    parts = (np.bincount(places, part, minlength=size) * 1.0 for part in (high, values - high * 2.0**20))
     first, second = (as_integers(part) for part in parts)
     return (first << 20) + second
 

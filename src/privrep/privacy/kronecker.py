@@ -61,7 +61,8 @@ class Kronecker(UserContributions):
             small = _make_grams(self.left[part][used]).reshape(-1, k * k)
             large = _make_grams(self.right[part] if len(used) == len(self.right[part]) else self.right[part][used])
             large = large.reshape(-1, d * d)
-            first, second = balance(*(np.sqrt(sum_squares(gram)) for gram in (small, large)), scaled)
+            lengths = [np.sqrt(sum_squares(gram)) for gram in (small, large)]
+            first, second = balance(lengths[0], lengths[1], scaled)
             small = round_weighted(small.reshape(-1, k, k)[:, *above], (first / root)[:, None])
             large *= (second / root)[:, None]
             total += as_integers(small.T @ np.rint(large, out=large))

@@ -32,7 +32,6 @@ The members of a sample follow from 32 bytes of `draw_key`, drawn from that gene
 
 from __future__ import annotations
 
-import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ import numpy as np
 
 from privrep.errors import InputError
 from privrep.privacy.discrete_gaussian import draw_discrete_gaussian
-from privrep.typing import Array, Integers
+from privrep.typing import Integers
 
 
 class NoiseSource(Protocol):

@@ -12,9 +12,9 @@ from privrep.typing import Array
 
 
 def compute_norms_by_gram(left: Array, right: Array) -> Array:
-    """Return upper bounds of the norms of `Products`, from Gram matrices, who has long rows as 1, and masses over norms.
+    """Return upper bounds of the norms of `Products`, who has long rows as 1, and masses over norms, (3, users).
 
-    All is (3, users). Rows of left and right are long above LARGEST_FACTOR. This way is cheap where rows are few.
+    Norms are taken from Gram matrices. Rows are long above LARGEST_FACTOR. This way is cheap where rows are few.
     """
     gram, other = left @ left.transpose(0, 2, 1), right @ right.transpose(0, 2, 1)
     first, second = np.diagonal(gram, axis1=1, axis2=2), np.diagonal(other, axis1=1, axis2=2)
@@ -25,7 +25,7 @@ def compute_norms_by_gram(left: Array, right: Array) -> Array:
 
 
 def compute_norms_by_product(left: Array, right: Array) -> Array:
-    """Return what `compute_norms_by_gram` does, from the products themselves."""
+    """Return what `compute_norms_by_gram` returns, from the products themselves."""
     first, second = (left * left).sum(axis=2), (right * right).sum(axis=2)
     mass = np.sqrt(first * second).sum(axis=1)
     norms, ratio = _raise_norms_by_mass(sum_squares(left.transpose(0, 2, 1) @ right), mass)

@@ -13,11 +13,12 @@ from scipy.sparse import csr_array
 
 from privrep.data.table import UserTable
 from privrep.errors import InputError
-from privrep.privacy.bounds import FLOAT_SLACK, LEVELS, Bound, BoundedSum, LossBound
+from privrep.privacy.bounds import LEVELS, Bound, BoundedSum, LossBound
+from privrep.privacy.grid import Total
 from privrep.privacy.groups import Group
 from privrep.privacy.protocol import EVERYONE, Audience, Everyone, Facts, Step, check_audience
 from privrep.privacy.sampling import FixedSample, Sample
-from privrep.typing import Array
+from privrep.typing import Integers
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
 from privrep.users.streaming import StreamingUsers
@@ -52,8 +53,7 @@ class IsolatedUsers:
         chosen = among.members(users) if isinstance(among, Sample) else np.ones(users, bool)
         self._check_public(step, bounds)
         sums = self._sum_users(step, bounds, among, chosen)
-        totals = {key: one.total for key, one in sums.items()}
-        check_sums(bounds, totals, users)  # as the server will, and before there is noise on them
+        check_sums(bounds, {key: one.value for key, one in sums.items()}, users)  # as the server will, before any noise
         return sums
 
     def _sum_users(
@@ -73,12 +73,12 @@ class IsolatedUsers:
             except Exception:  # whose rows it was for stays unsaid
                 if step.spec.layout != "by_size":  # the engine has set such users apart already
                     raise InputError("the server's step fails, and on nobody's rows alone.") from None
-        totals: dict[str, Array] = {key: np.zeros(bound.size) for key, bound in bounds.items()}
+        totals = {key: Total(bound.size) for key, bound in bounds.items()}
         asked = EVERYONE if isinstance(among, Sample) else among
         for start, block in self._number_blocks():
             for key, part in _sum_one_by_one(block, chosen[start : start + block.n_users], step, bounds, asked).items():
-                totals[key] += part
-        return {key: BoundedSum(totals[key], bound) for key, bound in bounds.items()}
+                totals[key].add(part, block.n_users)
+        return {key: BoundedSum(totals[key].integers, bound) for key, bound in bounds.items()}
 
     def _number_blocks(self) -> Iterator[tuple[int, UserTable]]:
         """Yield blocks of users, each with the position of its first user."""
@@ -113,7 +113,7 @@ def _sum_one_by_one(
     step: Step,
     bounds: Mapping[str, Bound | LossBound],
     among: Everyone | Group,
-) -> dict[str, Array]:
+) -> dict[str, Integers]:
     """Return the sums of chosen users, without users on whom the step fails or who send more than the bound.
 
     Args:
@@ -123,15 +123,15 @@ def _sum_one_by_one(
         bounds: of each statistic.
         among: everyone, or a group.
     """
-    totals: dict[str, Array] = {key: np.zeros(bound.size) for key, bound in bounds.items()}
+    totals = {key: np.zeros(bound.size, np.int64) for key, bound in bounds.items()}
     for user in np.flatnonzero(chosen).tolist():
         try:
             found = InMemoryUsers(block.users(user, user + 1), ALONE).sums(step, bounds, among)
-            check_sums(bounds, {key: one.total for key, one in found.items()}, 1, slack=FLOAT_SLACK / 2)
+            check_sums(bounds, {key: one.value for key, one in found.items()}, 1)
         except Exception:
             continue
         for key, total in totals.items():
-            total += found[key].total
+            total += found[key].total.astype(np.int64)
     return totals
 
 
@@ -143,7 +143,6 @@ def check_sums(
     sums: Mapping[str, NDArray[Any]],
     users: int,
     sigmas: Mapping[str, float] | None = None,
-    slack: float = FLOAT_SLACK,
 ) -> None:
     """Raise InputError for sums that users cannot have made, clipped to these bounds.
 
@@ -152,7 +151,6 @@ def check_sums(
         sums: totals, (size,) each.
         users: number of users who may have made them.
         sigmas: standard deviation of the noise on each total; None for sums without noise.
-        slack: for rounding, relative to the bound.
     """
     if set(sums) != set(bounds):
         raise InputError("it answers with other statistics than were asked for")
@@ -163,11 +161,12 @@ def check_sums(
         if not np.isfinite(total).all():
             raise InputError(f"its {key!r} holds numbers that are not finite")
         if isinstance(bound, LossBound):
-            if (total < 0).any() or (total > users * LEVELS).any() or (total != np.rint(total)).any():
+            levels = total * LEVELS
+            if (levels < 0).any() or (levels > users * LEVELS).any() or (levels != np.rint(levels)).any():
                 raise InputError(f"its {key!r} are not losses of {users:,} users")
             continue
         sigma = 0.0 if sigmas is None else sigmas[key]
-        most = users * bound.norm * (1 + slack) + sigma * (math.sqrt(bound.size) + REACH)
+        most = users * bound.reach + sigma * (math.sqrt(bound.size) + REACH)
         scale = float(np.abs(total).max())
         length = 0.0 if scale == 0 else scale * float(np.linalg.norm(total / scale))
         if not length <= most:

@@ -11,6 +11,8 @@ Formal guarantee:
 
 from __future__ import annotations
 
+import numpy as np
+
 from privrep.errors import InputError
 from privrep.federated.wire.messages import Answer, Question
 from privrep.privacy.bounds import Bound, LossBound
@@ -47,7 +49,9 @@ def answer(question: Question, users: Users, own: Run | None) -> Answer:
     if question.chosen is not None:
         among = ListedSample(question.rate, b"", question.chosen)
     sums = users.sums(question.step, question.bounds, among)
-    return Answer(question.number, users.facts.users, {key: one.total for key, one in sums.items()})
+    return Answer(
+        question.number, users.facts.users, {key: np.asarray(one.total, np.int64) for key, one in sums.items()}
+    )
 
 
 def _require_norm_bound(bound: Bound | LossBound) -> Bound:

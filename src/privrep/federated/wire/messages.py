@@ -26,10 +26,9 @@ from privrep.federated.wire.step_codec import decode, encode
 from privrep.privacy.bounds import Bound, LossBound
 from privrep.privacy.groups import Group
 from privrep.privacy.protocol import Step
-from privrep.typing import Array
 
 RECORD = "privrep"
-VERSION = 5  # of the wire: raised whenever a message, or a step in it, is written in another way
+VERSION = 6  # of the wire: raised whenever a message, or a step in it, is written in another way
 MOST_TEXT = 1 << 24  # characters
 Arrays = dict[str, NDArray[Any]]
 Refusal = Literal["unknown-run", "no-data", "refused", "failed"]
@@ -149,11 +148,14 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """A node's sums, in float64, and its number of users. Nothing else leaves a node in a round."""
+    """A node's sums and its number of users. Nothing else leaves a node in a round.
+
+    Exact sums are int64, in whole steps of each bound's grid. Noisy ones are float64.
+    """
 
     number: int
     users: int
-    sums: Mapping[str, Array]
+    sums: Mapping[str, NDArray[Any]]
 
     def to_record(self) -> RecordDict:
         """Return the answer as the content of a message."""
@@ -165,8 +167,8 @@ class Answer:
         fields, arrays = unpack(content)
         if set(fields) != {"number", "users"}:
             raise InputError("an answer has a number and a number of users; this one has other fields.")
-        if any(array.dtype != np.float64 or array.ndim != 1 for array in arrays.values()):
-            raise InputError("an answer's sums are vectors of float64; these are not.")
+        if any(array.dtype not in (np.float64, np.int64) or array.ndim != 1 for array in arrays.values()):
+            raise InputError("an answer's sums are vectors of int64 or float64; these are not.")
         return cls(_check_whole(fields["number"]), _check_whole(fields["users"]), arrays)
 
 

@@ -2,8 +2,8 @@
 
 Formal guarantee, with honest nodes and C the bound of a user's contribution:
 * `FlowerUsers.sums` is what `privacy.bounds` promises of a sum over all users behind the answers.
-* Two neighbouring populations differ on one node, whose sum is within the error of its own blocks.
-* Adding up the nodes' sums, in the order of names, adds an error of users * nodes * C * 2^-54, at most 2^-14 C here.
+* Nodes answer in whole steps of the grid, which are added up exactly. So the sum does not depend on which node a user
+  is on, nor on the order of answers.
 * A node that does not answer counts as users who send zeros. Noise and divisors are public constants, so that costs
   accuracy, not privacy.
 * A dishonest node of m users can move a sum by m C and no further. Longer sums, other shapes and numbers that are not
@@ -20,21 +20,21 @@ from itertools import count as counter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privrep.errors import InputError
 from privrep.federated.wire.messages import Answer, Question
 from privrep.federated.wire.rounds import Conversation
-from privrep.privacy.bounds import MAX_USERS, Bound, BoundedSum, LossBound
+from privrep.privacy.bounds import Bound, BoundedSum, LossBound
 from privrep.privacy.calibration import Query, calibrate
 from privrep.privacy.events import Relation
+from privrep.privacy.grid import MAX_INT64_USERS, Total
 from privrep.privacy.groups import Group
 from privrep.privacy.node_noise import Noisy, NoisyUsers
 from privrep.privacy.protocol import EVERYONE, Audience, Everyone, Facts, Step, check_audience
 from privrep.privacy.sampling import FixedSample, Sample
 from privrep.typing import Array
 from privrep.users.isolated import check_sums
-
-MAX_USERS_TIMES_NODES = 2**40
 
 
 def read_facts(fields: Mapping[str, Any]) -> Facts:
@@ -51,8 +51,8 @@ def read_facts(fields: Mapping[str, Any]) -> Facts:
 
 def check_facts(facts: Facts) -> None:
     """Raise InputError unless a node may have this number of users, and rows of this shape."""
-    if not (1 <= facts.users <= MAX_USERS and facts.features >= 1 and facts.targets >= 1):
-        raise InputError(f"a node has 1 to {MAX_USERS:,} users, and features and targets. Got {facts} instead.")
+    if not (1 <= facts.users <= MAX_INT64_USERS and facts.features >= 1 and facts.targets >= 1):
+        raise InputError(f"a node has 1 to {MAX_INT64_USERS:,} users, and features and targets. Got {facts} instead.")
 
 
 class FlowerUsers:
@@ -79,8 +79,6 @@ class FlowerUsers:
         if len(shapes) > 1:
             raise InputError(f"nodes hold rows of different shapes ({sorted(shapes)}); give all the same columns.")
         users = sum(facts.users for facts in self.roster.values())
-        if users > MAX_USERS or users * len(self.roster) > MAX_USERS_TIMES_NODES:
-            raise InputError(f"one sum takes at most {MAX_USERS:,} users. Got {users:,} instead.")
         self.facts = Facts(users, *shape)
 
     def sums(
@@ -98,7 +96,7 @@ class FlowerUsers:
             raise InputError("batches of a fixed size, and functions of whole batches, need all rows in one place.")
         group, sample = _find_group(among), among if isinstance(among, Sample) else None
         question = Question(self._run, next(self._numbers), step, bounds, group)
-        answers = self._ask(question, sample, partial(check_sums, bounds))
+        answers = self._ask(question, sample, partial(_check_exact, bounds))
         return {key: BoundedSum(self._add_up(answers, key, bound.size), bound) for key, bound in bounds.items()}
 
     def _ask(self, question: Question, sample: Sample | None, check: Any) -> dict[str, Answer]:
@@ -131,13 +129,12 @@ class FlowerUsers:
         sizes = {name: facts.users for name, facts in self.roster.items()}
         return self._conversation.ask_sums(f"question {question.number}", asked, sizes, accept)
 
-    def _add_up(self, answers: Mapping[str, Answer], key: str, size: int) -> Array:
-        """Return the sum of all answers to one statistic, (size,), in the order of nodes' names."""
-        total = np.zeros(size)
-        for name in self.roster:  # in the order of names, whoever came first
-            if name in answers:
-                total += answers[name].sums[key]
-        return total
+    def _add_up(self, answers: Mapping[str, Answer], key: str, size: int) -> NDArray[Any]:
+        """Return the sum of all exact answers to one statistic, in whole steps of the grid, (size,)."""
+        total = Total(size)
+        for name, answer in answers.items():
+            total.add(answer.sums[key], self.roster[name].users)
+        return total.integers
 
 
 class NoisyFlowerUsers(FlowerUsers, NoisyUsers):
@@ -202,13 +199,38 @@ class NoisyFlowerUsers(FlowerUsers, NoisyUsers):
         question = Question(
             self._run, next(self._numbers), step, bounds, _find_group(among), page=page, mu_squared=shares
         )
-        answers = self._ask(question, None, partial(check_sums, bounds, sigmas=sigmas))
+        answers = self._ask(question, None, partial(_check_noisy, bounds, sigmas))
         if len(answers) < self.noise_nodes:
             raise InputError(f"{len(answers)} nodes added noise, and {self.noise_nodes} must; nothing was released.")
         return {
-            key: Noisy(self._add_up(answers, key, bounds[key].size), sigma * math.sqrt(len(answers)))
+            key: Noisy(self._add_up_noisy(answers, key, bounds[key].size), sigma * math.sqrt(len(answers)))
             for key, sigma in sigmas.items()
         }
+
+    def _add_up_noisy(self, answers: Mapping[str, Answer], key: str, size: int) -> Array:
+        """Return the sum of all noisy answers to one statistic, (size,), in the order of nodes' names."""
+        total = np.zeros(size)
+        for name in self.roster:  # in the order of names, whoever came first
+            if name in answers:
+                total += answers[name].sums[key]
+        return total
+
+
+def _check_exact(bounds: Mapping[str, Bound | LossBound], sums: Mapping[str, NDArray[Any]], users: int) -> None:
+    """Raise InputError unless these can be exact sums of so many users, in whole steps of the grid."""
+    if any(total.dtype != np.int64 for total in sums.values()):
+        raise InputError("exact sums are whole numbers of grid steps, and these are not")
+    steps = {key: bound.step for key, bound in bounds.items()}
+    check_sums(bounds, {key: total * steps.get(key, 1.0) for key, total in sums.items()}, users)
+
+
+def _check_noisy(
+    bounds: Mapping[str, Bound], sigmas: Mapping[str, float], sums: Mapping[str, NDArray[Any]], users: int
+) -> None:
+    """Raise InputError unless these can be sums of so many users with noise of these standard deviations."""
+    if any(total.dtype != np.float64 for total in sums.values()):
+        raise InputError("noisy sums are numbers of float64, and these are not")
+    check_sums(bounds, sums, users, sigmas)
 
 
 def _find_group(among: Audience) -> Group | None:

@@ -49,7 +49,7 @@ from privrep.local.representation import FREE, Estimate, Gains, Ratings, Represe
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Bound
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import packed_size, unpack
+from privrep.privacy.contributions import symmetrise
 from privrep.privacy.run import Run
 from privrep.typing import Array
 
@@ -249,17 +249,19 @@ class _Fit:
         assert self.items is not None
         head = np.sort(np.argsort(-self.items.presence, kind="stable")[: plan.items])
         step = RatingPairs(head, self.column, replace(self.ratings, residual=self.residual))
-        bound, first = Bound(1.0, packed_size(len(head)), acute=True), PROBE * mu_squared
+        bound, first = Bound(1.0, len(head) ** 2, acute=True), PROBE * mu_squared
         shares = {"pairs": (1 - TOGETHER) * first, "together": TOGETHER * first}
         released = self.run.release("taste-1", step, {name: Query(bound, share) for name, share in shares.items()})
         sums, counts = (
-            PairSums(unpack(found.value), found.sigma / math.sqrt(2)) for found in map(released.get, shares) if found
+            PairSums(symmetrise(found.value), found.sigma / math.sqrt(2))
+            for found in map(released.get, shares)
+            if found
         )
         together = read_together(counts)
         if not len(find_factors(sums, together, rank, beyond=0.0)[1]):
             return self.with_passes(LEFT_PASSES, mu_squared - first)
         again = self.run.release("taste-2", step, {"pairs": Query(bound, mu_squared - first)})["pairs"]
-        sums = sums.average(PairSums(unpack(again.value), again.sigma / math.sqrt(2)))
+        sums = sums.average(PairSums(symmetrise(again.value), again.sigma / math.sqrt(2)))
         factors, error = find_factors(sums, together, rank)
         every = np.zeros((len(self.ratings.offset), len(error)))
         every[head] = factors

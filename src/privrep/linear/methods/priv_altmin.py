@@ -42,7 +42,7 @@ from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import Counts, CrossMoments, Summed, Vectors, packed_size, unpack
+from privrep.privacy.contributions import Counts, CrossMoments, Summed, Vectors, symmetrise
 from privrep.privacy.groups import Group
 from privrep.privacy.kronecker import make_kronecker
 from privrep.privacy.protocol import StepSpec, UserBatch
@@ -146,7 +146,7 @@ class RegressionRound:
     def make_queries(self, step: NormalEquations, norm: float, mu_squared: float) -> dict[str, Query]:
         """Return the queries for A, `normal`, and b, `right`; see `alternation.Round`."""
         unknowns = step.unknowns
-        normal = Bound(step.normal_norm, packed_size(unknowns), acute=True)
+        normal = Bound(step.normal_norm, unknowns**2, acute=True)
         return {
             "normal": Query(normal, NORMAL_SHARE * mu_squared),
             "right": Query(Bound(norm, unknowns), (1 - NORMAL_SHARE) * mu_squared),
@@ -166,12 +166,12 @@ def solve_normal(state: Estimate, outside: Array, normal: Release, right: Releas
     Args:
         state: the basis before the round.
         outside: orthonormal basis of all that is orthogonal to it, (d, d - k).
-        normal: the released A, packed.
+        normal: the released A.
         right: the released b.
         floor: least second moment of heads, relative to the largest.
     """
     k, e = state.basis.shape[1], outside.shape[1]
-    model = denoise_normal(unpack(normal.value), normal.sigma, k, floor)
+    model = denoise_normal(symmetrise(normal.value), normal.sigma, k, floor)
     raw = (model.inverse @ right.value).reshape(k, e).T @ model.turn
     energy = right.sigma**2 * np.diag(model.turn.T @ _trace_blocks(model.inverse, k) @ model.turn)
     return Move(model.turn, outside @ raw, energy, model.heads, model.reach, model.heard, model.relative_error)
@@ -219,19 +219,19 @@ def paper_altmin(
     """
     d, total = run.users.facts.features, run.ledger.capacity
     check_reach(d, rank)
-    pairs = Query(Bound(zeta**2, packed_size(d)), init_share * total)
+    pairs = Query(Bound(zeta**2, d**2), init_share * total)
     moments = run.release("paper-pairs", DisjointPairs(zeta), {"moments": pairs})["moments"].value
-    U = np.linalg.eigh(unpack(moments))[1][:, ::-1][:, :rank]
+    U = np.linalg.eigh(symmetrise(moments))[1][:, ::-1][:, :rank]
     each = (1 - init_share) * total
     queries = {
-        "normal": Query(Bound(eta**2, packed_size(d * rank), acute=True), normal_share * each),
+        "normal": Query(Bound(eta**2, (d * rank) ** 2, acute=True), normal_share * each),
         "right": Query(Bound(eta * zeta, d * rank), (1 - normal_share) * each),
     }
     error = float(rank)
     for t in range(rounds):
         step = QuarterEquations(U, eta, zeta)
         released = run.release(f"paper-altmin-{t + 1}", step, queries, Group("priv-altmin", t, rounds))
-        A, right = unpack(released["normal"].value), released["right"]
+        A, right = symmetrise(released["normal"].value), released["right"]
         values, axes = np.linalg.eigh(A)
         values = np.where(values == 0, np.inf, values)  # directions in which nobody said anything
         solution = axes @ ((axes.T @ right.value) / values)

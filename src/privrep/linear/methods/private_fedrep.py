@@ -36,7 +36,7 @@ from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import Vectors, packed_size, unpack
+from privrep.privacy.contributions import Vectors, symmetrise, unpack
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
 from privrep.typing import Array, Floats, Matrix
@@ -201,9 +201,9 @@ def paper_fedrep(
         init_share: part of mu^2 for the initialisation; the rest goes evenly to the rounds.
     """
     n, d, total = find_public_count(run), run.users.facts.features, run.ledger.capacity
-    pairs = Query(Bound(clip_init, packed_size(d)), init_share * total)
+    pairs = Query(Bound(clip_init, d**2), init_share * total)
     moments = run.release("paper-moments", FirstHalfPairs(), {"moments": pairs})["moments"].value
-    U = np.linalg.eigh(unpack(moments))[1][:, ::-1][:, :rank]
+    U = np.linalg.eigh(symmetrise(moments))[1][:, ::-1][:, :rank]
     query = Query(Bound(clip, d * rank), (1 - init_share) * total / rounds)
     error = float(rank)
     for t in range(1, rounds + 1):

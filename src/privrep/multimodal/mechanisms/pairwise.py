@@ -29,7 +29,7 @@ from privrep.errors import InputError
 from privrep.multimodal.towers import Layout, Towers
 from privrep.nn.flat_module import FlatModule
 from privrep.nn.threads import rows_of
-from privrep.privacy.bounds import MAX_USERS, Bound, Contributions
+from privrep.privacy.bounds import MAX_TERMS, Bound, Contributions
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.similarities import Similarities, count_changed_terms
 from privrep.typing import Singles
@@ -48,9 +48,9 @@ class InsideStep:
 
     def __post_init__(self) -> None:
         rows = self.users * self.rows_per_user
-        if 2 * rows**2 - rows > MAX_USERS:
+        if 2 * rows**2 - rows > MAX_TERMS:
             raise InputError(
-                f"clipping inside the loss takes batches of at most {math.isqrt(MAX_USERS // 2):,} pairs. Got {rows:,} "
+                f"clipping inside the loss takes batches of at most {math.isqrt(MAX_TERMS // 2):,} pairs. Got {rows:,} "
                 "instead; use a smaller batch."
             )
 
