@@ -56,7 +56,7 @@ from privrep.linear.steps import CELLS, FeatureSizes
 from privrep.models import model as models
 from privrep.models.description import Config
 from privrep.privacy.billboard import Billboard
-from privrep.privacy.bounds import FLOAT_SLACK, MAX_USERS, Bound, LossBound, UserContributions
+from privrep.privacy.bounds import MAX_USERS, NORM_SLACK, Bound, LossBound, UserContributions
 from privrep.privacy.calibration import Query, calibrate
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, read_ledger
@@ -76,11 +76,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def total(fed: Federation, names: str) -> np.ndarray:
     """What these nodes' users add up to."""
     sums = [fed.hosts[name]._users.sums(STEP, BOUNDS) for name in names]
-    return np.sum([each["sizes"].total for each in sums], axis=0)
+    return np.sum([each["sizes"].value for each in sums], axis=0)
 
 
 def asked(users: FlowerUsers) -> np.ndarray:
-    return users.sums(STEP, BOUNDS)["sizes"].total
+    return users.sums(STEP, BOUNDS)["sizes"].value
 
 
 # Nodes that are not there
@@ -204,7 +204,7 @@ def one_more_record(answer: Answer) -> RecordDict:
     return content
 
 
-LONGEST = NODES["b"] * (1 + FLOAT_SLACK)
+LONGEST = NODES["b"] * (1 + NORM_SLACK)
 
 
 def written(text: str, arrays: bytes, version: int | str | None = VERSION) -> RecordDict:
@@ -443,7 +443,7 @@ def test_a_thousand_malformed_answers_crash_nothing_and_move_nothing_beyond_the_
         taken += 1  # nothing is wrong with it that a server could see: it is what some users could have sent
         np.testing.assert_allclose(found, without + Answer.from_record(sent[-1]).sums["sizes"], atol=1e-12)
         moved = float(np.linalg.norm(found - without))
-        assert moved <= NODES["b"] * (1 + FLOAT_SLACK) + 1e-9
+        assert moved <= NODES["b"] * (1 + NORM_SLACK) + 1e-9
         longest = max(longest, moved)
     print(f"fuzz of answers: 1,000, {1000 - taken} left out, {taken} counted, moving the sum by {longest:.3f} at most")
     assert 0 < taken < 500
@@ -551,8 +551,8 @@ def test_a_user_on_whom_a_step_fails_sends_zeros_and_stops_nobody(
         assert not other.heard("left out")
         assert not other.heard("cannot")
         first = fed.hosts["a"]._users.users.table.users(0, 1)
-        own = type(fed.hosts["a"]._users.users)(first).sums(STEP, BOUNDS)["sizes"].total
-    assert 0 < np.linalg.norm(clean - disturbed) <= 1 + FLOAT_SLACK
+        own = type(fed.hosts["a"]._users.users)(first).sums(STEP, BOUNDS)["sizes"].value
+    assert 0 < np.linalg.norm(clean - disturbed) <= 1 + NORM_SLACK
     np.testing.assert_allclose(disturbed, clean - own, atol=1e-12)
 
 
@@ -868,8 +868,8 @@ def test_for_a_server_that_may_lie_users_are_asked_alone_and_measured() -> None:
         IsolatedUsers(table, strictly=strictly).sums(_Liar(), {"rows": Bound(1e9 if not strictly else 1.0, FEATURES)})
         for strictly in (False, True)
     )
-    assert np.linalg.norm(loose["rows"].total) > 1e6  # what the step sends, where nobody measures
-    np.testing.assert_allclose(strict["rows"].total, 3 * 0.1)  # three users, each as if alone; the second sends zeros
+    assert np.linalg.norm(loose["rows"].value) > 1e6  # what the step sends, where nobody measures
+    np.testing.assert_allclose(strict["rows"].value, 3 * 0.1)  # three users, each as if alone; the second sends zeros
 
 
 def test_a_node_that_is_always_late_is_not_waited_for_in_every_round(files: list[Path], tmp_path: Path) -> None:

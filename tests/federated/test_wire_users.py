@@ -231,8 +231,8 @@ def test_three_nodes_share_the_network_of_one_place_and_ask_the_sample_it_asks(t
             found = users.sums(question.step, question.bounds, sample)
             wanted = everyone.sums(question.step, question.bounds, sample)
             for name, total in wanted.items():
-                np.testing.assert_allclose(found[name].total, total.total, atol=1e-5)
-                assert np.abs(total.total).max() > 1e-3
+                np.testing.assert_allclose(found[name].value, total.value, atol=1e-5)
+                assert np.abs(total.value).max() > 1e-3
             sums = of_kind(fed, "down", "sums")[-len(NODES) :]
             for passed in sums:  # a node learns who is in the sample of its own users, and of nobody else
                 assert passed.fields["asked"] == NODES[passed.node]

@@ -18,7 +18,6 @@ from privrep.local.prior import PriorMean
 from privrep.local.representation import Representation
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Bound
-from privrep.privacy.contributions import packed_size
 from privrep.privacy.ledger import Budget
 from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
@@ -36,7 +35,7 @@ def lines(users: int, rows: int, slopes: float, seed: int = 0) -> UserTable:
 
 def votes(step: HeadLosses | HeadVotes, table: UserTable, cells: int) -> np.ndarray:
     asked = {"votes": Bound(1.0, cells, acute=True)}
-    return np.asarray(InMemoryUsers(table).sums(step, asked)["votes"].total)
+    return np.asarray(InMemoryUsers(table).sums(step, asked)["votes"].value)
 
 
 def test_users_vote_for_what_does_better() -> None:
@@ -105,7 +104,7 @@ def test_a_step_on_slopes_leaves_what_means_say_in_all() -> None:
         "within": Curvature(np.eye(D), 1.0, 1e-6, 1e-6),
         "between": Curvature(np.eye(1 + r), 1.0, 1e-6, 1e-6),
     }
-    assert within.size == D + packed_size(D)
+    assert within.size == D + D**2
     moved, heard = _apply_step(panel, released, bends, Outputs.of(np.zeros(1), several=False))
     assert heard
     assert np.linalg.norm(moved.mean.slopes - panel.mean.slopes) > 0.5

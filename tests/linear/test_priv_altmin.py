@@ -15,6 +15,7 @@ from scipy import sparse
 from threadpoolctl import threadpool_limits
 
 import runs
+from clipping import add_up
 from privrep.data.readers import TableSource
 from privrep.data.synthetic import make_population
 from privrep.data.table import UserTable
@@ -68,7 +69,7 @@ def test_a_kronecker_sum_is_the_sum_of_kronecker_products():
     sent, weights = make_kronecker(left, right, scale), generator.uniform(size=9)
     weights[[2, 5]] = 0.0
     each = [scale[u] * np.kron(left[u].T @ left[u], right[u].T @ right[u]) for u in range(9)]
-    np.testing.assert_allclose(unpack(sent.weighted_sum(weights)), np.tensordot(weights, each, 1), atol=1e-12)
+    np.testing.assert_allclose(unpack(add_up(sent, weights)), np.tensordot(weights, each, 1), atol=1e-12)
     exact = np.array([np.linalg.norm(pack(A)) for A in each])
     assert (sent.norms() >= exact).all()
     np.testing.assert_allclose(sent.norms(), exact, rtol=1e-8)
@@ -83,9 +84,9 @@ def test_kronecker_norms_hold_where_squares_underflow(small, large):
     with np.errstate(all="ignore"):
         norms = sent.norms()
         weights = np.where(np.isfinite(norms), 1 / np.maximum(norms, 1.0), 0.0)
-        total = sent.weighted_sum(weights)
+        total = add_up(sent, weights)
         for user in range(4):
-            alone = sent.weighted_sum(np.where(np.arange(4) == user, weights, 0.0))
+            alone = add_up(sent, np.where(np.arange(4) == user, weights, 0.0))
             assert np.linalg.norm(alone) <= weights[user] * norms[user] * (1 + 1e-9) if weights[user] else True
     assert np.isfinite(total).all()
     if small == 1e-170:
@@ -95,7 +96,7 @@ def test_kronecker_norms_hold_where_squares_underflow(small, large):
 def test_kronecker_sums_of_very_long_users_are_cut():
     right = rng(3).normal(size=(2, MAX_ROWS_PER_SUM + 100, 3))
     sent = make_kronecker(np.ones((2, 1, 1)), right, np.ones(2))
-    np.testing.assert_allclose(unpack(sent.weighted_sum(np.ones(2))), sum(R.T @ R for R in right), rtol=1e-12)
+    np.testing.assert_allclose(unpack(add_up(sent, np.ones(2))), sum(R.T @ R for R in right), rtol=1e-12)
 
 
 def leave_one_out(X, y, U, ridge, intercept):
@@ -126,7 +127,7 @@ def test_normal_equations_are_those_of_the_rows_left_out(intercept):
         right = sum(np.kron(heads[j], rows[j]) * residuals[j] for j in range(m)) / m
         np.testing.assert_allclose(sent["right"].values[u], right, atol=1e-8)
         only = (np.arange(5) == u).astype(float)
-        A = unpack(sent["normal"].weighted_sum(only))
+        A = unpack(add_up(sent["normal"], only))
         P = (X[u] - X[u].mean(axis=0) if intercept else X[u]) @ step.U
         target = y[u] - y[u].mean() if intercept else y[u]
         head = np.linalg.solve(P.T @ P + step.ridge * m * np.eye(k), P.T @ target)
@@ -152,7 +153,7 @@ def test_several_targets_add_up():
     step = equations(5, 2, True, transform=FeatureTransform(np.ones(5), None, np.array([1.0, 4.0])))
     both, one, other = step(UserBatch(X, y)), step(UserBatch(X, y[:, :, 0])), step(UserBatch(X, y[:, :, 1] / 4))
     np.testing.assert_allclose(both["right"].values, one["right"].values + other["right"].values, atol=1e-12)
-    sums = [sent["normal"].weighted_sum(np.ones(4)) for sent in (both, one, other)]
+    sums = [add_up(sent["normal"], np.ones(4)) for sent in (both, one, other)]
     np.testing.assert_allclose(sums[0], sums[1] + sums[2], atol=1e-10)
 
 
@@ -171,7 +172,7 @@ def test_quarters():
         W *= np.minimum(1, 1.5 / np.linalg.norm(W, axis=1))[:, None]
         np.testing.assert_allclose(sent["right"].values[u], np.clip(y[u, 3:6], -2, 2) @ W / 3, atol=1e-7)
         only = (np.arange(3) == u).astype(float)
-        np.testing.assert_allclose(unpack(sent["normal"].weighted_sum(only)), W.T @ W / 3, atol=1e-7)
+        np.testing.assert_allclose(unpack(add_up(sent["normal"], only)), W.T @ W / 3, atol=1e-7)
     assert (np.linalg.norm(sent["right"].values, axis=1) <= 1.5 * 2.0).all()
     assert (sent["normal"].norms() <= 1.5**2 * (1 + 1e-8)).all()
 
@@ -186,7 +187,7 @@ def test_disjoint_pairs():
         for a, b in ((0, 1), (2, 3)):
             pair = np.outer(unit[u, a], unit[u, b]) * held[u, a] * held[u, b]
             expected += (pair + pair.T) / 4
-    np.testing.assert_allclose(unpack(sent.weighted_sum(np.ones(3))), expected, atol=1e-12)
+    np.testing.assert_allclose(unpack(add_up(sent, np.ones(3))), expected, atol=1e-12)
     assert (sent.norms() <= 4.0 * (1 + 1e-5)).all()
 
 
@@ -209,17 +210,17 @@ def test_users_with_too_few_rows_send_something_finite(rows):
 
 
 def questions(d, k):
-    unknowns, square = k * (d - k), packed_size(k * (d - k))
+    unknowns, square = k * (d - k), (k * (d - k)) ** 2
     norms = {"right": Bound(0.5, unknowns), "normal": Bound(2.0, square, acute=True), "sizes": SIZES}
     loose = {"right": Bound(1e-3, unknowns), "normal": Bound(DIRECTION_ONLY, square, acute=True), "sizes": SIZES}
-    paper = {"right": Bound(6.0, d * k), "normal": Bound(4.0, packed_size(d * k), acute=True)}
+    paper = {"right": Bound(6.0, d * k), "normal": Bound(4.0, (d * k) ** 2, acute=True)}
     scaled = FeatureTransform(np.ldexp(1.0, np.arange(d) % 5 - 2), np.eye(d) + 0.1)
     return {
         "normal equations": (equations(d, k, True, (0.5, 2.0), transform=scaled), norms),
         "normal equations, no intercept": (equations(d, k, False, (0.5, 2.0)), norms),
         "normal equations, no ridge, other norms": (equations(d, k, True, ridge=0.0), loose),
         "quarters": (QuarterEquations(basis(d, k), 2.0, 3.0), paper),
-        "pairs": (DisjointPairs(3.0), {"moments": Bound(9.0, packed_size(d))}),
+        "pairs": (DisjointPairs(3.0), {"moments": Bound(9.0, d**2)}),
     }
 
 
@@ -284,10 +285,10 @@ def test_no_replacement_moves_a_sum_by_more_than_its_sensitivity(name, dtype, ta
         there = totals([stranger, *ordinary[1:]])
         for key, bounded in here.items():
             norm = bounded.bound.norm
-            assert np.isfinite(there[key].total).all()
-            moved = np.linalg.norm((there[key].total - bounded.total) / norm)
+            assert np.isfinite(there[key].value).all()
+            moved = np.linalg.norm((there[key].value - bounded.value) / norm)
             assert moved <= bounded.sensitivity("replace-one-user") / norm
-            alone = np.linalg.norm((there[key].total - without[key].total) / norm)
+            alone = np.linalg.norm((there[key].value - without[key].value) / norm)
             assert alone <= bounded.sensitivity("add-or-remove-one-user") / norm
 
 
@@ -362,7 +363,7 @@ def test_charges_exactly_its_budget():
         if epsilon == 30.0:  # nothing gave up before the end
             assert spent == pytest.approx(run.ledger.capacity, rel=1e-9)
             with pytest.raises(BudgetExceeded):
-                run.release("more", DisjointPairs(1.0), {"moments": Query(Bound(1.0, packed_size(6)), 1e-3)})
+                run.release("more", DisjointPairs(1.0), {"moments": Query(Bound(1.0, 6**2), 1e-3)})
 
 
 @pytest.mark.parametrize("rounds", [1, 4, 9])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import runs
+from clipping import add_up
 from privrep.data.synthetic import make_population
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError
@@ -15,7 +16,7 @@ from privrep.linear.methods.private_fedrep import BatchGradient, FirstHalfPairs,
 from privrep.linear.references import fit_fedrep, subspace_distance
 from privrep.privacy.bounds import Bound
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import packed_size, unpack
+from privrep.privacy.contributions import unpack
 from privrep.privacy.protocol import UserBatch
 from privrep.users.memory import InMemoryUsers
 
@@ -59,7 +60,7 @@ def test_only_the_first_half_of_the_rows_is_used():
         FirstHalfPairs()(UserBatch(X, y))["moments"],
         FirstHalfPairs()(UserBatch(spoilt_X, spoilt_y))["moments"],
     )
-    np.testing.assert_array_equal(one.weighted_sum(ones), other.weighted_sum(ones))
+    np.testing.assert_array_equal(add_up(one, ones), add_up(other, ones))
 
 
 def test_rounds_draw_different_batches_and_engines_the_same():
@@ -67,9 +68,9 @@ def test_rounds_draw_different_batches_and_engines_the_same():
     assert len(set(drawn.values())) > 1
     table = make_population(rng(3), 300, 6, 2, (0, 12), 0.1).sample(rng(4))
     step = BatchGradient(np.eye(6)[:, :2], "paper-round-3", None)
-    total = InMemoryUsers(table).sums(step, {"gradient": Bound(1.0, 12)})["gradient"].total
+    total = InMemoryUsers(table).sums(step, {"gradient": Bound(1.0, 12)})["gradient"].value
     by_user = sum(
-        InMemoryUsers(table.users(u, u + 1)).sums(step, {"gradient": Bound(1.0, 12)})["gradient"].total
+        InMemoryUsers(table.users(u, u + 1)).sums(step, {"gradient": Bound(1.0, 12)})["gradient"].value
         for u in range(300)
     )
     np.testing.assert_allclose(total, by_user, atol=1e-9)
@@ -89,7 +90,7 @@ def test_pair_moments_are_unbiased_for_the_representation():
     """E Z = U v v^T U^T: with 5,000 users the mean over users is close to U (V^T V / n) U^T."""
     population = make_population(rng(7), 5_000, 5, 2, 20, 0.1)
     users = InMemoryUsers(population.sample(rng(8)))
-    total = users.sums(FirstHalfPairs(), {"moments": Bound(1e6, packed_size(5))})["moments"].total
+    total = users.sums(FirstHalfPairs(), {"moments": Bound(1e6, 5**2)})["moments"].value
     expected = population.U @ (population.heads.T @ population.heads / 5_000) @ population.U.T
     np.testing.assert_allclose(unpack(total) / 5_000, expected, atol=0.03)
     assert not np.allclose(unpack(total) / 5_000, 1.5 * expected, atol=0.03)
@@ -137,7 +138,7 @@ def test_charges_exactly_its_budget(init_share):
     assert np.array_equal(found.scale, np.ones(6))
     assert 0 <= found.error <= 2
     with pytest.raises(BudgetExceeded):
-        run.release("more", FirstHalfPairs(), {"moments": Query(Bound(1.0, packed_size(6)), 1e-3)})
+        run.release("more", FirstHalfPairs(), {"moments": Query(Bound(1.0, 6**2), 1e-3)})
 
 
 def test_noise_has_the_scale_of_replacing_one_user():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from privrep.privacy.bounds import clip_and_sum
+from clipping import add_up, clip_to_numbers
 from privrep.privacy.protocol import UserBatch
 from privrep.users.performance import Performance
 from strangers import assert_nobody_else_moves, replacements, strangers
@@ -29,7 +29,7 @@ from privrep.multimodal.mechanisms.pairwise import InsideStep, check_inside  # n
 from privrep.multimodal.pairs import Pairs  # noqa: E402
 from privrep.multimodal.towers import Layout, layout_of, make_towers, normalise_rows  # noqa: E402
 from privrep.privacy import contributions as kinds  # noqa: E402
-from privrep.privacy.bounds import FLOAT_SLACK, Bound  # noqa: E402
+from privrep.privacy.bounds import BATCH_SLACK, Bound  # noqa: E402
 from privrep.users.memory import InMemoryUsers  # noqa: E402
 
 IMAGE, TEXT, DIM, CAPTIONS, USERS = 7, 5, 3, 4, 6
@@ -95,7 +95,7 @@ def sent(step, X, y):
 
 def vectors(contributions, users):
     """(users, size): what each user sends, written out."""
-    return np.stack([contributions.weighted_sum(np.eye(users)[user]) for user in range(users)])
+    return np.stack([add_up(contributions, np.eye(users)[user]) for user in range(users)])
 
 
 def leaves(step):
@@ -184,7 +184,7 @@ def test_the_gradient_in_all_weights_follows_from_the_sum(kind, free, learn_scal
     bank = plain_bank(step, text)
     loss = sum(plain_loss(step, X[user], y[user], image, text, bank, log_scale) for user in range(USERS))
     expected = differentiated(loss, [image, text, *([log_scale] if learn_scale else [])])
-    found = step.to_gradient(sent(step, X, y).weighted_sum(np.ones(USERS)))
+    found = step.to_gradient(add_up(sent(step, X, y), np.ones(USERS)))
     assert found.shape == (step.towers.size,)
     assert found == pytest.approx(expected, abs=2e-5 * np.abs(expected).max())
 
@@ -218,7 +218,7 @@ def test_products_are_weighted_whichever_side_is_the_narrower(p, q, few, monkeyp
     left, right = (rng.normal(size=(11, 2, width)).astype(np.float32) for width in (p, q))
     weights = np.linspace(0.0, 2.0, 11)
     expected = np.einsum("u,urp,urq->pq", weights, left.astype(np.float64), right.astype(np.float64))
-    assert kinds.Products(left, right).weighted_sum(weights) == pytest.approx(expected.ravel(), rel=1e-13, abs=1e-13)
+    assert add_up(kinds.Products(left, right), weights) == pytest.approx(expected.ravel(), rel=1e-13, abs=1e-13)
 
 
 def test_what_is_no_caption_is_a_row_that_is_absent():
@@ -248,10 +248,10 @@ def test_the_text_of_a_row_is_its_own_or_the_banks():
 def test_a_user_in_anothers_place_changes_nobody_else(kind, free):
     step, bound = bank_step(kind, 3, free=free), 0.3
     clip, send = Bound(bound, step.size), partial(sent, step)
-    total = clip_and_sum(send(*crowd(3, free)), clip)
+    total = clip_to_numbers(send(*crowd(3, free)), clip)
     after = assert_nobody_else_moves(send, crowd(3, free), strangers(*crowd(3, free, seed=9)), (0, 4))
     with np.errstate(all="ignore"):
-        moved = [np.linalg.norm(clip_and_sum(each, clip) - total) for each in after]
+        moved = [np.linalg.norm(clip_to_numbers(each, clip) - total) for each in after]
     assert max(moved) <= clip.sensitivity("replace-one-user")
     assert max(moved) > bound  # there was something to see
 
@@ -355,7 +355,7 @@ def total_of(step, bound, X, y):
     offsets = np.cumsum([0, *(len(targets) for _, targets in users)]).astype(np.int64)
     flat = np.concatenate([rows for rows, _ in users]), np.concatenate([targets for _, targets in users])
     table = table_of(*flat, offsets)
-    return InMemoryUsers(table, Performance(1)).sums(step, {"gradient": bound})["gradient"].total
+    return InMemoryUsers(table, Performance(1)).sums(step, {"gradient": bound})["gradient"].value
 
 
 def table_of(X, y, offsets):
@@ -376,9 +376,9 @@ def test_whoever_is_in_a_batch_its_gradient_stays_in_the_ball(slots):
     step, clip = batch_step("deep", slots), 0.02
     bound = Bound(clip, step.size, terms_per_user=1)
     moved, totals = moved_by_hostile(step, bound, slots)
-    assert bound.sensitivity("replace-one-user") == 2 * clip * (1 + FLOAT_SLACK)
-    assert bound.sensitivity("add-or-remove-one-user") == 2 * clip * (1 + FLOAT_SLACK)
-    assert moved <= 2 * clip * (1 + FLOAT_SLACK)
+    assert bound.sensitivity("replace-one-user") == 2 * clip * (1 + BATCH_SLACK)
+    assert bound.sensitivity("add-or-remove-one-user") == 2 * clip * (1 + BATCH_SLACK)
+    assert moved <= 2 * clip * (1 + BATCH_SLACK)
     assert max(np.linalg.norm(total) for total in totals) == pytest.approx(clip, rel=1e-3)  # it was clipped
     assert moved > clip / 4
 
@@ -435,7 +435,7 @@ def test_without_clipping_it_is_the_gradient_of_the_sigmoid_loss(slots):
 def test_private_negatives_move_by_twice_the_bound_whatever_the_batch(slots):
     for users in (2, USERS, 100):
         found = inside_step(slots, users).choose_bound(0.7).sensitivity("replace-one-user")
-        assert found == pytest.approx(1.4 * (1 + FLOAT_SLACK))
+        assert found == pytest.approx(1.4 * (1 + BATCH_SLACK))
     step, clip = inside_step(slots), 0.05
     moved, _ = moved_by_hostile(step, step.choose_bound(clip), slots)
     assert moved <= step.choose_bound(clip).sensitivity("replace-one-user")

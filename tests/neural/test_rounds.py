@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import runs
+from clipping import add_up
 from privrep.privacy.protocol import StepSpec, UserBatch
 from runs import Silence
 
@@ -231,7 +232,7 @@ def test_normalised_updates_all_have_the_length_of_the_bound():
     assert lengths.max() > 2 * lengths[lengths > 0].min()
     assert lengths.max() < 0.25  # the bound would have left them as they are
     moved = found.weights - network().representation.weights()
-    assert np.allclose(moved, each.weighted_sum(weights) / USERS, rtol=1e-3, atol=1e-6)
+    assert np.allclose(moved, add_up(each, weights) / USERS, rtol=1e-3, atol=1e-6)
     loud = learn(run_on(population()), settings, 0.01).rounds[0]
     assert loud.noise == pytest.approx(2 * 0.25 / 0.1 * np.sqrt(len(moved)) / USERS, rel=0.01)
 
@@ -271,7 +272,7 @@ def test_a_sample_is_averaged_by_its_expected_size():
     members = Poisson(0.5).sample(Silence().draw_key("round-1")).members(USERS)
     assert 10 < members.sum() < 30
     assert members.sum() != 20
-    expected = updates(settings).weighted_sum(members.astype(float)) / (0.5 * USERS)
+    expected = add_up(updates(settings), members.astype(float)) / (0.5 * USERS)
     assert np.allclose(found, expected, atol=1e-6)
     assert np.abs(expected).max() > 1e-3
 

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clipping import clip_to_numbers
 from privrep.data.table import UserTable
 from privrep.errors import InputError, PrivrepError
 from privrep.privacy.bounds import (
-    FLOAT_SLACK,
     MAX_USERS,
+    NORM_SLACK,
     Bound,
     BoundedSum,
     Contributions,
     UserContributions,
-    clip_and_sum,
 )
 from privrep.privacy.columns import SparseColumns
 from privrep.privacy.contributions import Counts, CrossMoments, NonNegative, RowMoments, Vectors
@@ -49,7 +49,7 @@ class FirstRow:
 def share(contributions: Contributions, bound: Bound) -> np.ndarray:
     """What one user adds to the sum, in units of the bound."""
     with np.errstate(all="ignore"):
-        return clip_and_sum(contributions, bound) / bound.norm
+        return clip_to_numbers(contributions, bound) / bound.norm
 
 
 # What is clipped and what is not
@@ -58,32 +58,32 @@ def share(contributions: Contributions, bound: Bound) -> np.ndarray:
 def test_below_the_bound_nothing_changes_and_above_only_the_length() -> None:
     vectors = np.array([[0.3, 0.4], [3.0, 4.0], [-30.0, 40.0], [0.0, 0.0]])
     for v, wanted in zip(vectors, [[0.3, 0.4], [0.6, 0.8], [-0.6, 0.8], [0.0, 0.0]], strict=True):
-        assert clip_and_sum(Vectors(v[None]), Bound(1.0, 2)) == pytest.approx(np.array(wanted), rel=1e-11)
-    assert clip_and_sum(Vectors(vectors), Bound(1.0, 2)) == pytest.approx([0.3, 2.0], rel=1e-11)
+        assert clip_to_numbers(Vectors(v[None]), Bound(1.0, 2)) == pytest.approx(np.array(wanted), rel=1e-11)
+    assert clip_to_numbers(Vectors(vectors), Bound(1.0, 2)) == pytest.approx([0.3, 2.0], rel=1e-11)
 
 
 def test_an_enormous_bound_gives_back_the_plain_sum() -> None:
     vectors = np.random.default_rng(0).normal(size=(50, 7))
-    assert clip_and_sum(Vectors(vectors), Bound(1e9, 7)) == pytest.approx(vectors.sum(axis=0), rel=1e-12)
+    assert clip_to_numbers(Vectors(vectors), Bound(1e9, 7)) == pytest.approx(vectors.sum(axis=0), rel=1e-12)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e200, 1e308])
 def test_contributions_that_are_not_finite_count_as_zero(bad: float) -> None:
     with np.errstate(all="ignore"):
-        total = clip_and_sum(Vectors(np.array([[0.3, 0.4], [bad, 0.1], [0.1, 0.0]])), Bound(1.0, 2))
+        total = clip_to_numbers(Vectors(np.array([[0.3, 0.4], [bad, 0.1], [0.1, 0.0]])), Bound(1.0, 2))
     assert total == pytest.approx([0.4, 0.4], rel=1e-11)
 
 
 @given(st.lists(any_float, min_size=4, max_size=4), st.floats(1e-60, 1e60))
 def test_no_vector_exceeds_its_bound(values: list[float], norm: float) -> None:
-    assert np.linalg.norm(share(Vectors(np.array([values])), Bound(norm, 4))) <= 1 + FLOAT_SLACK / 4
+    assert np.linalg.norm(share(Vectors(np.array([values])), Bound(norm, 4))) <= 1 + NORM_SLACK / 4
 
 
 @given(st.lists(any_float, min_size=6, max_size=6), st.sampled_from([2.0**-120, 1e-9, 1.0, 1e20]))
 def test_no_cross_moments_exceed_their_bound(values: list[float], norm: float) -> None:
     with np.errstate(all="ignore"):
         moments = CrossMoments(np.array(values).reshape(1, 3, 2), np.array([1 / 6]))
-    assert np.linalg.norm(share(moments, Bound(norm, 3))) <= 1 + FLOAT_SLACK / 4
+    assert np.linalg.norm(share(moments, Bound(norm, 3))) <= 1 + NORM_SLACK / 4
 
 
 @pytest.mark.parametrize("exponent", [-1070, -1000, -700, -600, -540, 540, 600, 1000, 1023])
@@ -95,7 +95,7 @@ def test_a_bound_is_refused_or_kept_at_every_magnitude(exponent: int) -> None:
         return
     magnitudes = np.ldexp(1.0, np.arange(-1074, 1024, 7))
     for size in magnitudes:
-        assert np.linalg.norm(share(Vectors(np.full((1, 3), size)), bound)) <= 1 + FLOAT_SLACK
+        assert np.linalg.norm(share(Vectors(np.full((1, 3), size)), bound)) <= 1 + NORM_SLACK
         slots = SparseColumns(np.zeros(2, int), np.arange(2), np.full((2, 1), size), np.full((1, 1), size), 2)
         for kind in (
             CrossMoments(np.full((1, 2, 2), size), np.ones(1)),
@@ -103,7 +103,7 @@ def test_a_bound_is_refused_or_kept_at_every_magnitude(exponent: int) -> None:
             NonNegative(np.full((1, 3), size)),
             slots,
         ):
-            assert np.linalg.norm(share(kind, bound)) <= 1 + FLOAT_SLACK
+            assert np.linalg.norm(share(kind, bound)) <= 1 + NORM_SLACK
 
 
 @pytest.mark.parametrize("norm", [2.0**-400, 2.0**-120, 1.0])
@@ -115,7 +115,7 @@ def test_products_of_huge_and_tiny_factors_are_kept_at_every_magnitude(norm: flo
             user = make_kronecker(
                 np.full((1, 1, 1), math.sqrt(more) * 2.0**exponent), np.full((1, 1, 1), 2.0**200), np.ones(1)
             )
-            assert np.linalg.norm(share(user, Bound(norm, 1, acute=True))) <= 1 + FLOAT_SLACK / 4
+            assert np.linalg.norm(share(user, Bound(norm, 1, acute=True))) <= 1 + NORM_SLACK / 4
 
 
 # What is refused
@@ -129,18 +129,18 @@ def test_a_bound_must_be_positive_and_finite(norm: float) -> None:
 
 def test_only_acute_contributions_get_an_acute_bound() -> None:
     counts = Counts(np.array([[0], [2]]), 3)
-    assert clip_and_sum(counts, Bound(1.0, 3, acute=True)) == pytest.approx([1.0, 0.0, 1.0])
+    assert clip_to_numbers(counts, Bound(1.0, 3, acute=True)) == pytest.approx([1.0, 0.0, 1.0])
     for other in (Vectors(np.ones((1, 3))), CrossMoments(np.ones((1, 2, 2)), np.ones(1))):
         with pytest.raises(InputError, match="acute"):
-            clip_and_sum(other, Bound(1.0, 3, acute=True))
-        clip_and_sum(other, Bound(1.0, 3))
+            clip_to_numbers(other, Bound(1.0, 3, acute=True))
+        clip_to_numbers(other, Bound(1.0, 3))
 
 
 def test_a_vector_of_another_size_is_refused() -> None:
     with pytest.raises(InputError, match=r"\(3,\)"):
-        clip_and_sum(Vectors(np.ones((2, 3))), Bound(1.0, 4))
+        clip_to_numbers(Vectors(np.ones((2, 3))), Bound(1.0, 4))
     with pytest.raises(InputError, match="asked for"):
-        clip_and_sum(Counts(np.array([[7]]), 5), Bound(1.0, 5))  # a cell outside the histogram
+        clip_to_numbers(Counts(np.array([[7]]), 5), Bound(1.0, 5))  # a cell outside the histogram
 
 
 @dataclass(frozen=True)
@@ -158,16 +158,16 @@ class Broken(UserContributions):
 
 def test_a_sum_that_is_not_finite_is_never_handed_out() -> None:
     with pytest.raises(ArithmeticError):
-        clip_and_sum(Broken(), Bound(1.0, 2))
+        clip_to_numbers(Broken(), Bound(1.0, 2))
 
 
 def test_counts_that_name_a_cell_twice_are_refused_or_clipped_for_what_they_are() -> None:
     """Two in one cell is a vector of length two, not sqrt 2."""
     try:
-        total = clip_and_sum(Counts(np.array([[1, 1]]), 3), Bound(math.sqrt(2.0), 3, acute=True))
+        total = clip_to_numbers(Counts(np.array([[1, 1]]), 3), Bound(math.sqrt(2.0), 3, acute=True))
     except PrivrepError:
         return
-    assert np.linalg.norm(total) <= math.sqrt(2.0) * (1 + FLOAT_SLACK)
+    assert np.linalg.norm(total) <= math.sqrt(2.0) * (1 + NORM_SLACK)
 
 
 def test_more_users_than_the_error_analysis_covers_are_refused(
@@ -183,7 +183,7 @@ def test_more_users_than_the_error_analysis_covers_are_refused(
 
 
 def test_sensitivities_of_both_relations() -> None:
-    slack = 1 + FLOAT_SLACK
+    slack = 1 + NORM_SLACK
     plain, acute = (BoundedSum(np.zeros(3), Bound(1.5, 3, acute=a)) for a in (False, True))
     assert plain.sensitivity("replace-one-user") == pytest.approx(3.0 * slack, rel=1e-15)
     assert acute.sensitivity("replace-one-user") == pytest.approx(1.5 * math.sqrt(2) * slack, rel=1e-15)
@@ -206,20 +206,20 @@ def test_an_unknown_relation_gets_no_smaller_sensitivity_than_the_largest() -> N
 )
 def test_replacing_a_user_of_a_histogram_moves_it_by_no_more_than_sqrt_two_bounds(a: list[int], b: list[int]) -> None:
     bound = Bound(math.sqrt(2.0), 10, acute=True)
-    sums = [clip_and_sum(Counts(np.array([cells]), 10), bound) for cells in (a, b)]
+    sums = [clip_to_numbers(Counts(np.array([cells]), 10), bound) for cells in (a, b)]
     moved = float(np.linalg.norm(sums[0] - sums[1]))
     assert moved <= BoundedSum(sums[0], bound).sensitivity("replace-one-user")
 
 
 def test_the_float_slack_covers_the_stated_error_of_the_largest_population() -> None:
     """2^-34 of the sum of clipped norms, twice (two neighbouring sums), for as many users as are let in."""
-    assert 2 * 2.0**-34 * MAX_USERS <= FLOAT_SLACK
+    assert 2 * 2.0**-34 * MAX_USERS <= NORM_SLACK
 
 
 def test_the_result_depends_neither_on_workers_nor_on_blocks(population: Callable[..., UserTable]) -> None:
     table = population(n=3000, d=5)
     bounds = {"row": Bound(1.0, 5)}
-    one, four = (InMemoryUsers(table, Performance(workers)).sums(FirstRow(), bounds)["row"].total for workers in (1, 4))
+    one, four = (InMemoryUsers(table, Performance(workers)).sums(FirstRow(), bounds)["row"].value for workers in (1, 4))
     assert np.array_equal(one, four)
     first = table.X[table.offsets[:-1]]
     clipped = first / np.maximum(np.linalg.norm(first, axis=1, keepdims=True), 1.0)
@@ -228,7 +228,7 @@ def test_the_result_depends_neither_on_workers_nor_on_blocks(population: Callabl
 
 def test_no_users_no_sum() -> None:
     table = UserTable(np.zeros((0, 3)), np.zeros(0), np.zeros(1, dtype=np.int64), np.zeros(0))
-    total = InMemoryUsers(table, Performance(1)).sums(FirstRow(), {"row": Bound(1.0, 3)})["row"].total
+    total = InMemoryUsers(table, Performance(1)).sums(FirstRow(), {"row": Bound(1.0, 3)})["row"].value
     assert np.array_equal(total, np.zeros(3))
 
 
@@ -250,11 +250,11 @@ class Lying(UserContributions):
 @pytest.mark.parametrize("said", [-1.0, -np.inf, np.nan, -5e-324])
 def test_a_norm_that_is_none_counts_as_a_user_who_sends_zeros(said: float) -> None:
     vectors = np.full((3, 2), 1e9)
-    assert not clip_and_sum(Lying(vectors, said), Bound(1.0, 2)).any()
-    assert clip_and_sum(Lying(vectors, 1e10), Bound(1.0, 2)).any()  # one that is a norm counts
+    assert not clip_to_numbers(Lying(vectors, said), Bound(1.0, 2)).any()
+    assert clip_to_numbers(Lying(vectors, 1e10), Bound(1.0, 2)).any()  # one that is a norm counts
 
 
 def test_a_step_that_sends_more_contributions_than_there_are_users_is_refused() -> None:
     with pytest.raises(InputError, match="sent 3 contributions of 2 users"):
-        clip_and_sum(Vectors(np.ones((3, 2))), Bound(1.0, 2), users=2)
-    assert clip_and_sum(Vectors(np.ones((2, 2))), Bound(1.0, 2), users=2).shape == (2,)
+        clip_to_numbers(Vectors(np.ones((3, 2))), Bound(1.0, 2), users=2)
+    assert clip_to_numbers(Vectors(np.ones((2, 2))), Bound(1.0, 2), users=2).shape == (2,)

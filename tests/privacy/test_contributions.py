@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clipping import add_up, clip_to_numbers
 from privrep.errors import InputError
-from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Bound, Contributions, clip_and_sum
+from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Bound, Contributions
 from privrep.privacy.columns import SparseColumns
 from privrep.privacy.contributions import (
     Concatenated,
@@ -90,7 +91,7 @@ def test_cross_moments_equal_the_sum_over_pairs(users: int, m: int, d: int, dtyp
     norms = moments.norms()
     assert (norms >= exact * (1 - 1e-15)).all()
     assert (norms <= np.maximum(exact, scale * mass / 64) + 2e-6 * scale * mass).all()
-    assert moments.weighted_sum(weights) == pytest.approx((weights @ dense).astype("f8"), rel=1e-9, abs=1e-9)
+    assert add_up(moments, weights) == pytest.approx((weights @ dense).astype("f8"), rel=1e-9, abs=1e-9)
 
 
 def test_cross_moments_of_more_rows_than_one_product_may_add() -> None:
@@ -99,13 +100,13 @@ def test_cross_moments_of_more_rows_than_one_product_may_add() -> None:
     moments = CrossMoments(rows, np.array([1e-6]))
     s = rows[0].sum(axis=0)
     Z = 1e-6 * (np.outer(s, s) - rows[0].T @ rows[0])
-    assert moments.weighted_sum(np.array([0.5])) == pytest.approx(0.5 * pack(Z), rel=1e-9)
+    assert add_up(moments, np.array([0.5])) == pytest.approx(0.5 * pack(Z), rel=1e-9)
     assert moments.norms()[0] >= np.linalg.norm(Z)
 
 
 def test_one_row_has_no_pairs() -> None:
     moments = CrossMoments(np.ones((1, 1, 3)), np.array([0.0]))
-    assert np.array_equal(moments.weighted_sum(np.ones(1)), np.zeros(6))
+    assert np.array_equal(add_up(moments, np.ones(1)), np.zeros(6))
     assert moments.norms()[0] == 0.0
 
 
@@ -119,7 +120,7 @@ def test_vectors_are_themselves(users: int, size: int, dtype: str, seed: int) ->
     assert vectors.norms() == pytest.approx(exact, rel=1e-10)
     assert (vectors.norms() >= exact * (1 - 1e-13)).all()
     scale = float((weights * exact).sum())
-    assert np.linalg.norm(vectors.weighted_sum(weights) - weights @ values.astype("f8")) <= 2.0**-34 * scale
+    assert np.linalg.norm(add_up(vectors, weights) - weights @ values.astype("f8")) <= 2.0**-34 * scale
 
 
 @given(st.integers(1, 8), st.integers(1, 4), seeds)
@@ -130,9 +131,9 @@ def test_counts_are_sums_of_unit_vectors(users: int, each: int, seed: int) -> No
     weights = rng.uniform(0, 1, users)
     counts, dense = Counts(cells, 10), dense_counts(cells, 10)
     assert counts.norms() == pytest.approx(np.linalg.norm(dense, axis=1), rel=1e-15)
-    assert counts.weighted_sum(weights) == pytest.approx(weights @ dense, rel=1e-13, abs=1e-300)
-    assert counts.weighted_sum(weights).shape == (10,)
-    assert counts.weighted_sum(weights).dtype == np.float64
+    assert add_up(counts, weights) == pytest.approx(weights @ dense, rel=1e-13, abs=1e-300)
+    assert add_up(counts, weights).shape == (10,)
+    assert add_up(counts, weights).dtype == np.float64
 
 
 # The kinds made of others, and those that are mostly zero
@@ -195,7 +196,7 @@ def test_norms_are_upper_bounds_and_sums_those_of_full_vectors(kind: str, users:
     if kind not in ("together", "cross moments", "beside, others"):
         assert norms == pytest.approx(exact.astype(float), rel=1e-8)  # and not much more than the norm
     weights = np.where(rng.random(users) < 0.3, 0.0, rng.uniform(0, 1, users))
-    total = sent.weighted_sum(weights)
+    total = add_up(sent, weights)
     error = np.linalg.norm((total - weights.astype(np.longdouble) @ full).astype(float))
     assert error <= 2.0**-34 * float((weights * norms).sum())
 
@@ -227,7 +228,7 @@ def test_acute_kinds_never_point_away_from_each_other(users: int, seed: int) -> 
     assert acute.keys() == {"row moments", "non-negative", "beside"}
     acute["counts"] = Counts(rng.integers(-1, 6, (users, 1)), 6)
     for sent in acute.values():
-        each = np.stack([sent.weighted_sum(weights) for weights in np.eye(users)])
+        each = np.stack([add_up(sent, weights) for weights in np.eye(users)])
         inner, lengths = each @ each.T, np.linalg.norm(each, axis=1)
         assert (inner >= -1e-12 * np.outer(lengths, lengths)).all()
 
@@ -236,12 +237,14 @@ def test_a_negative_entry_or_a_cell_named_twice_makes_a_user_count_as_nothing() 
     values = np.array([[1.0, 2.0], [1.0, -1e-300], [0.0, -0.0], [np.nan, 1.0]])
     norms = NonNegative(values).norms()
     assert np.array_equal(np.isfinite(norms), [True, False, True, False])
-    total = clip_and_sum(NonNegative(values), Bound(10.0, 2, acute=True))
+    total = clip_to_numbers(NonNegative(values), Bound(10.0, 2, acute=True))
     assert total == pytest.approx([1.0, 2.0])
     beside = Concatenated((NonNegative(values), RowMoments(np.ones((4, 1, 1)), np.ones(4))))
     assert np.array_equal(np.isfinite(beside.norms()), [True, False, True, False])
-    assert clip_and_sum(beside, Bound(10.0, 3, acute=True)) == pytest.approx([1.0, 2.0, 2.0])
-    assert np.array_equal(clip_and_sum(Counts(np.array([[0, 0], [-1, -1]]), 2), Bound(2.0, 2, acute=True)), [0.0, 0.0])
+    assert clip_to_numbers(beside, Bound(10.0, 3, acute=True)) == pytest.approx([1.0, 2.0, 2.0])
+    assert np.array_equal(
+        clip_to_numbers(Counts(np.array([[0, 0], [-1, -1]]), 2), Bound(2.0, 2, acute=True)), [0.0, 0.0]
+    )
 
 
 def test_parts_decide_whether_the_whole_is_acute() -> None:
@@ -250,7 +253,7 @@ def test_parts_decide_whether_the_whole_is_acute() -> None:
     assert not Concatenated((positive, Vectors(np.ones((1, 2))))).acute
     assert not Summed((positive, positive)).acute  # to be safe
     with pytest.raises(InputError, match="not acute"):
-        clip_and_sum(Concatenated((positive, Vectors(np.ones((1, 2))))), Bound(1.0, 4, acute=True))
+        clip_to_numbers(Concatenated((positive, Vectors(np.ones((1, 2))))), Bound(1.0, 4, acute=True))
 
 
 # Promises of the protocol
@@ -280,7 +283,7 @@ SPOILT = Vectors(np.array([[1.0, 2.0, 3.0], [np.nan, np.inf, 1.0], [4.0, 5.0, 6.
 def test_a_user_of_weight_zero_is_skipped_whatever_it_holds(spoilt: Contributions) -> None:
     with np.errstate(all="ignore"):
         assert not np.isfinite(spoilt.norms()[1])
-        total = spoilt.weighted_sum(np.array([1.0, 0.0, 0.5]))
+        total = add_up(spoilt, np.array([1.0, 0.0, 0.5]))
     assert np.isfinite(total).all()
     assert (total != 0).all()
 
@@ -317,4 +320,4 @@ def test_sparse_columns_without_negative_entries() -> None:
     assert found.acute
     assert found.norms().tolist() == [plain.norms()[0], np.inf, np.inf]
     weights = np.array([0.5, 0.0, 0.0])
-    assert np.array_equal(found.weighted_sum(weights), plain.weighted_sum(weights))
+    assert np.array_equal(add_up(found, weights), add_up(plain, weights))

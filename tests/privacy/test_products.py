@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clipping import add_up, clip_to_numbers
 from privrep.errors import InputError
 from privrep.privacy import contributions as kinds
-from privrep.privacy.bounds import Bound, clip_and_sum
+from privrep.privacy.bounds import Bound
 from privrep.privacy.contributions import Concatenated, NormAtMost, Products, Vectors
 from privrep.privacy.products import compute_norms_by_gram, compute_norms_by_product
 
@@ -40,7 +41,7 @@ def test_norms_and_sums_are_those_of_the_products(shape: tuple[int, int, int]) -
     assert (sent.norms() >= norms).all()
     assert sent.norms() == pytest.approx(np.maximum(norms, mass / 64), rel=1e-3, abs=1e-12)
     weights = np.linspace(0.0, 2.0, 11)
-    assert sent.weighted_sum(weights) == pytest.approx(weights @ plain, rel=1e-12, abs=1e-11)
+    assert add_up(sent, weights) == pytest.approx(weights @ plain, rel=1e-12, abs=1e-11)
 
 
 @pytest.mark.parametrize("way", BY)
@@ -102,7 +103,7 @@ def test_a_user_with_a_number_that_is_not_finite_counts_as_nothing(value: float)
     sent.right[2, 1] = 0.0  # absent, but spoilt
     with np.errstate(all="ignore"):
         assert np.array_equal(np.isfinite(sent.norms()), [True, False, False, True])
-        total = clip_and_sum(sent, Bound(1e6, 8))
+        total = clip_to_numbers(sent, Bound(1e6, 8))
         assert total == pytest.approx(multiplied_out(Products(sent.left[[0, 3]], sent.right[[0, 3]])).sum(axis=0))
 
 
@@ -113,7 +114,7 @@ def test_sums_are_as_exact_as_the_contract_asks_where_terms_cancel(monkeypatch: 
     sent, weights = Products(left, right), rng.random(40)
     for rows in (kinds.SUM_ROWS, 7):
         monkeypatch.setattr(kinds, "SUM_ROWS", rows)
-        assert np.linalg.norm(sent.weighted_sum(weights)) <= 2.0**-34 * (weights @ sent.norms())
+        assert np.linalg.norm(add_up(sent, weights)) <= 2.0**-34 * (weights @ sent.norms())
     assert (sent.norms() > 0).all()
 
 
@@ -123,7 +124,7 @@ def test_layers_stand_beside_each_other() -> None:
     plain = np.hstack([multiplied_out(first), multiplied_out(second), bias.values])
     assert layers.norms() == pytest.approx(np.linalg.norm(plain, axis=1), rel=1e-3)
     clipped = plain * np.minimum(1.0, 0.7 / layers.norms())[:, None]
-    assert clip_and_sum(layers, Bound(0.7, 21)) == pytest.approx(clipped.sum(axis=0), rel=1e-9, abs=1e-12)
+    assert clip_to_numbers(layers, Bound(0.7, 21)) == pytest.approx(clipped.sum(axis=0), rel=1e-9, abs=1e-12)
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
@@ -140,10 +141,10 @@ def test_long_vectors_are_the_same_a_few_users_at_a_time(dtype: type, monkeypatc
     weights = np.arange(13) % 6 + 0.5
     weights[5] = 0.0
     whole = Vectors(values)
-    norms, total = whole.norms(), whole.weighted_sum(weights)
+    norms, total = whole.norms(), add_up(whole, weights)
     monkeypatch.setattr(kinds, "AT_ONCE", 2500)
     assert np.array_equal(whole.norms(), norms, equal_nan=True)
-    assert whole.weighted_sum(weights) == pytest.approx(total, rel=1e-13, abs=1e-13)
+    assert add_up(whole, weights) == pytest.approx(total, rel=1e-13, abs=1e-13)
     assert np.isfinite(total).all()
 
 
@@ -151,11 +152,11 @@ def test_who_is_short_is_counted_from_one_half() -> None:
     values = np.array([[3.0, 4.0], [0.6, 0.8], [np.nan, 0.0], [0.0, 0.0], [np.inf, 0.0]])
     sent = NormAtMost(Vectors(values), 1.5)
     with np.errstate(all="ignore"):
-        assert clip_and_sum(sent, Bound(0.5, 1)).tolist() == [2 * 0.5 - 3 * 0.5]
+        assert clip_to_numbers(sent, Bound(0.5, 1)).tolist() == [2 * 0.5 - 3 * 0.5]
         for user, expected in enumerate([-0.5, 0.5, -0.5, 0.5, -0.5]):
             alone = NormAtMost(Vectors(values[user : user + 1]), 1.5)
-            assert clip_and_sum(alone, Bound(0.5, 1)).tolist() == [expected]
+            assert clip_to_numbers(alone, Bound(0.5, 1)).tolist() == [expected]
         counted = np.array([True, True, False, False, False])
-        assert clip_and_sum(sent, Bound(0.5, 1), counted).tolist() == [0.0]
+        assert clip_to_numbers(sent, Bound(0.5, 1), counted).tolist() == [0.0]
     with pytest.raises(InputError, match="not acute"):
-        clip_and_sum(sent, Bound(0.5, 1, acute=True))
+        clip_to_numbers(sent, Bound(0.5, 1, acute=True))

@@ -17,7 +17,7 @@ from scipy.stats import chi2
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError, PrivrepError, ResumeError
 from privrep.privacy.billboard import Billboard
-from privrep.privacy.bounds import FLOAT_SLACK, Bound, BoundedSum, Contributions
+from privrep.privacy.bounds import NORM_SLACK, Bound, BoundedSum, Contributions
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Counts, Vectors
 from privrep.privacy.events import Gaussian
@@ -124,7 +124,7 @@ def test_sensitivity_includes_relation_slack_and_rounding(spy: Any, budget: Budg
     got = release({"s": zeros(size, norm, acute)}, {"s": query}, Ledger(budget), spy, "page")["s"]
     factor = 1.0 if budget is ADD else math.sqrt(2.0) if acute else 2.0
     step = grid_step(norm)
-    wanted = factor * norm * (1 + FLOAT_SLACK) + math.sqrt(size) * step
+    wanted = factor * norm * (1 + NORM_SLACK) + math.sqrt(size) * step
     assert got.sensitivity == pytest.approx(wanted, rel=1e-14)
     assert got.noise_multiplier == pytest.approx(1 / math.sqrt(SHARE), rel=1e-14)
     assert got.sigma == pytest.approx(got.noise_multiplier * wanted, rel=1e-14)

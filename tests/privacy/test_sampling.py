@@ -28,7 +28,7 @@ from privrep.privacy.accounting import (
     within_budget,
 )
 from privrep.privacy.billboard import Billboard
-from privrep.privacy.bounds import FLOAT_SLACK, Bound
+from privrep.privacy.bounds import NORM_SLACK, Bound
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Counts, Vectors
 from privrep.privacy.events import Event, Gaussian, Pure, Relation, Sampled, Selection, event_from_json, event_to_json
@@ -390,8 +390,8 @@ def test_a_page_is_charged_then_drawn_then_passed_over_then_made_noisy(
 def test_noise_is_scaled_to_twice_the_bound_even_where_contributions_are_acute(users: InMemoryUsers) -> None:
     released = Run(users, Ledger(Budget(2.0, 1e-5)), Billboard(), Spy()).release("page", Sums(), QUERIES, among=HALF)
     for key, query in QUERIES.items():
-        assert released[key].sensitivity >= 2 * query.bound.norm * (1 + FLOAT_SLACK)
-        assert released[key].sensitivity == pytest.approx(2 * query.bound.norm * (1 + FLOAT_SLACK), rel=1e-9)
+        assert released[key].sensitivity >= 2 * query.bound.norm * (1 + NORM_SLACK)
+        assert released[key].sensitivity == pytest.approx(2 * query.bound.norm * (1 + NORM_SLACK), rel=1e-9)
         assert released[key].sigma == pytest.approx(released[key].sensitivity * query.mu_squared**-0.5)
 
 

@@ -45,7 +45,7 @@ def holders_of(held: dict[Any, list[Any]]) -> KeyHolders:
 
 
 def counts_of(holders: KeyHolders) -> dict[Any, float]:
-    total = holders.count_keys(make_counts_bound(holders)).total
+    total = holders.count_keys(make_counts_bound(holders)).value
     return dict(zip(holders.private_keys, total, strict=False))
 
 

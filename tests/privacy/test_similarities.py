@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clipping import add_up, clip_to_numbers
 from privrep.errors import InputError
-from privrep.privacy.bounds import Bound, clip_and_sum
+from privrep.privacy.bounds import Bound
 from privrep.privacy.similarities import LEAST_SINE, Similarities, count_changed_terms
 
 D1, D2, K = 5, 4, 3
@@ -51,10 +52,10 @@ def test_sums_and_norms_are_those_of_the_formula() -> None:
     sims = of(*batch(7))
     exact = terms(sims)
     lengths = np.linalg.norm(exact, axis=2).ravel()
-    assert sims.weighted_sum(np.ones(49)) == pytest.approx(exact.sum(axis=(0, 1)), rel=1e-12, abs=1e-13)
+    assert add_up(sims, np.ones(49)) == pytest.approx(exact.sum(axis=(0, 1)), rel=1e-12, abs=1e-13)
     weights = RNG.random(49) * (RNG.random(49) < 0.7)
     expected = (weights.reshape(7, 7, 1) * exact).sum(axis=(0, 1))
-    assert sims.weighted_sum(weights) == pytest.approx(expected, rel=1e-12, abs=1e-13)
+    assert add_up(sims, weights) == pytest.approx(expected, rel=1e-12, abs=1e-13)
     assert (sims.norms() >= lengths).all()
     sines = np.sqrt(np.maximum(1 - (sims.left @ sims.right.T).ravel() ** 2, 0))
     assert sims.norms()[sines > LEAST_SINE] == pytest.approx(lengths[sines > LEAST_SINE], rel=1e-6)
@@ -64,7 +65,7 @@ def test_sums_and_norms_are_those_of_the_formula() -> None:
 def test_the_sum_is_the_gradient_of_the_similarities() -> None:
     x, t = batch(4)
     slopes = RNG.normal(size=(4, 4))
-    found = of(x, t, slopes).weighted_sum(np.ones(16))
+    found = add_up(of(x, t, slopes), np.ones(16))
 
     def value(parameters: np.ndarray) -> float:
         one, other = parameters[: K * D1].reshape(K, D1), parameters[K * D1 :].reshape(K, D2)
@@ -94,7 +95,7 @@ def test_every_term_is_clipped_and_those_of_the_diagonal_less() -> None:
         lengths = np.linalg.norm(exact, axis=2)
         allowed = np.where(np.eye(6, dtype=bool), repeat * bound, bound)
         expected = (exact * np.minimum(1, allowed / lengths)[:, :, None]).sum(axis=(0, 1))
-        total = clip_and_sum(sims, Bound(bound, SIZE, terms_per_user=sims.terms_per_user))
+        total = clip_to_numbers(sims, Bound(bound, SIZE, terms_per_user=sims.terms_per_user))
         assert total == pytest.approx(expected, rel=1e-6, abs=1e-7)
 
 
@@ -115,10 +116,10 @@ def test_a_row_without_a_direction_counts_for_nothing(spoilt: float, side: int) 
     slopes = np.ones((5, 5))
     with np.errstate(all="ignore"):
         sims = of(rows[0], rows[1], slopes)
-        total = clip_and_sum(sims, Bound(1e6, SIZE, terms_per_user=sims.terms_per_user))
+        total = clip_to_numbers(sims, Bound(1e6, SIZE, terms_per_user=sims.terms_per_user))
     gone = np.ones((5, 5))
     gone[(2, slice(None)) if side == 0 else (slice(None), 2)] = 0
-    kept = clip_and_sum(of(*batch(5), gone), Bound(1e6, SIZE, terms_per_user=sims.terms_per_user))
+    kept = clip_to_numbers(of(*batch(5), gone), Bound(1e6, SIZE, terms_per_user=sims.terms_per_user))
     assert total == pytest.approx(kept, rel=1e-9, abs=1e-12)
 
 
@@ -130,14 +131,14 @@ def test_a_slope_that_is_not_finite_or_a_direction_that_is_none_counts_for_nothi
     for value in (np.nan, np.inf, 1e150):
         slopes[1, 3] = value
         with np.errstate(all="ignore"):
-            total = clip_and_sum(of(x, t, slopes), bound)
-        assert total == pytest.approx(clip_and_sum(of(x, t, zero), bound), rel=1e-9)
+            total = clip_to_numbers(of(x, t, slopes), bound)
+        assert total == pytest.approx(clip_to_numbers(of(x, t, zero), bound), rel=1e-9)
     sims, long = of(x, t, np.ones((4, 4))), np.ones((4, 1))
     long[0] = 3.0
     gone = np.ones((4, 4))
     gone[0] = 0
-    with_long = clip_and_sum(replace(sims, left=sims.left * long), bound)
-    assert with_long == pytest.approx(clip_and_sum(of(x, t, gone), bound), rel=1e-9)
+    with_long = clip_to_numbers(replace(sims, left=sims.left * long), bound)
+    assert with_long == pytest.approx(clip_to_numbers(of(x, t, gone), bound), rel=1e-9)
 
 
 def test_batches_that_cannot_be_are_refused() -> None:
@@ -157,4 +158,4 @@ def test_batches_that_cannot_be_are_refused() -> None:
     with pytest.raises(InputError, match="use a smaller batch"):
         replace(sims, left=wide, right=wide)
     with pytest.raises(InputError, match="more than the"):
-        clip_and_sum(sims, Bound(1.0, SIZE, terms_per_user=sims.terms_per_user - 1))
+        clip_to_numbers(sims, Bound(1.0, SIZE, terms_per_user=sims.terms_per_user - 1))

@@ -48,7 +48,6 @@ from privrep.linear.transform import SPARSE_COLUMNS
 from privrep.local.representation import Ratings
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound, BoundedSum, Contributions
-from privrep.privacy.contributions import packed_size
 from privrep.privacy.events import Relation
 from privrep.privacy.protocol import Step, StepSpec, UserBatch, Users
 
@@ -82,16 +81,16 @@ def questions(d: int, k: int, intercept: bool, targets: int = 1) -> dict[str, Qu
     scaled, whitened = transforms(d, targets)
     far = FeatureTransform(scaled.scale * 2.0**-60, None, scaled.target_scale)
     columns = d + (targets if targets > 1 else 0)
-    directions = Bound(DIRECTION_ONLY, packed_size(d))
+    directions = Bound(DIRECTION_ONLY, d**2)
     step = {"step": Bound(0.7, gradient_size(d, k)), "sizes": SIZES}
     tight = {"step": Bound(2.0**-40, gradient_size(d, k)), "sizes": SIZES}
     image = {"image": Bound(DIRECTION_ONLY, d * k)}
-    second = {"covariance": Bound(DIRECTION_ONLY, packed_size(d), acute=True)}
+    second = {"covariance": Bound(DIRECTION_ONLY, d**2, acute=True)}
     return {
         "feature sizes": (FeatureSizes(intercept), {"sizes": Bound(math.sqrt(columns), columns * CELLS, acute=True)}),
         "second moments": (SecondMoments(scaled, intercept), second),
         "second moments, whitened": (SecondMoments(whitened, intercept), second),
-        "pairs": (PairMoments(scaled, intercept), {"moments": Bound(1.0, packed_size(d))}),
+        "pairs": (PairMoments(scaled, intercept), {"moments": Bound(1.0, d**2)}),
         "directions": (PairMoments(scaled, intercept), {"moments": directions}),
         "directions, whitened": (PairMoments(whitened, intercept), {"moments": directions}),
         "normalised pairs": (PairMoments(whitened, intercept, normalised=True), {"moments": directions}),
@@ -110,7 +109,7 @@ def of_papers(d: int, k: int, intercept: bool) -> dict[str, Question]:
     move = {"update": Bound(0.3, d + 1), "sizes": Bound(1.0, CELLS, acute=True)}
     return {
         "paper's power": (PowerStep(U, FeatureTransform.plain(d), False, own_rows=True), {"image": Bound(10.0, d * k)}),
-        "paper's pairs": (FirstHalfPairs(), {"moments": Bound(10.0, packed_size(d))}),
+        "paper's pairs": (FirstHalfPairs(), {"moments": Bound(10.0, d**2)}),
         "paper's gradient": (BatchGradient(U, "page"), {"gradient": Bound(10.0, d * k)}),
         "paper's gradient, same rows": (BatchGradient(U, "page", None, False), {"gradient": Bound(1e-6, d * k)}),
         "preference": (
@@ -144,7 +143,7 @@ def taste_questions(d: int, k: int) -> dict[str, Question]:
     pairs = {
         f"pairs of {len(items)}": (
             RatingPairs(items, offset, known),
-            {name: Bound(1.0, packed_size(len(items)), acute=True) for name in ("pairs", "together")},
+            {name: Bound(1.0, (len(items)) ** 2, acute=True) for name in ("pairs", "together")},
         )
         for items in (np.arange(d), np.arange(0, d, 2))
     }
@@ -239,7 +238,7 @@ def sparse_table_of(users: list[User], dtype: type, d: int = D) -> UserTable:
 def assert_within(one: dict[str, BoundedSum], other: dict[str, BoundedSum], relation: Relation) -> None:
     for key, bounded in one.items():
         norm = bounded.bound.norm
-        a, b = bounded.total / norm, other[key].total / norm
+        a, b = bounded.value / norm, other[key].value / norm
         assert np.isfinite(a).all(), key
         assert np.isfinite(b).all(), key
         moved, most = float(np.linalg.norm(a - b)), bounded.sensitivity(relation) / norm

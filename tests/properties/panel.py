@@ -24,7 +24,6 @@ from privrep.linear.transform import SPARSE_COLUMNS
 from privrep.local.prior import PriorMean
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
-from privrep.privacy.contributions import packed_size
 from privrep.privacy.protocol import Step
 
 Question = tuple[Step, dict[str, Bound]]
@@ -85,11 +84,11 @@ def panel_questions(d: int, k: int, intercept: bool, targets: int = 1, sparse: b
         step = CommonGradient(mean, transform, units, factor, 0.8, 3.0, 0.4, 0.3, full)
         between = 1 + mean.axes.shape[1]
         bounds = {
-            "within": Bound(norm, d * q + (packed_size(d) if full else 1)),
+            "within": Bound(norm, d * q + (d**2 if full else 1)),
             "sizes": Bound(math.sqrt(2.0 * parts), COMMON_CELLS * parts, acute=True),
         }
         if intercept:
-            bounds["between"] = Bound(norm, between * q + (packed_size(between) if full else 1))
+            bounds["between"] = Bound(norm, between * q + (between**2 if full else 1))
         return step, bounds
 
     located: dict[str, Bound] = {
@@ -101,7 +100,7 @@ def panel_questions(d: int, k: int, intercept: bool, targets: int = 1, sparse: b
     if not sparse:
         located["levels"] = Bound(math.sqrt(d), d * SIGNED_CELLS, acute=True)
     spreads = {"spreads": Bound(math.sqrt(5.0), 5 * WIDE_CELLS, acute=True)}
-    pairs = {"moments": Bound(DIRECTION_ONLY, packed_size(d))}
+    pairs = {"moments": Bound(DIRECTION_ONLY, d**2)}
     step = {"step": Bound(0.7, gradient_size(d, k)), "sizes": SIZES}
     losses = {
         "losses": Bound(0.5, candidates + 1),
@@ -135,9 +134,9 @@ def panel_questions(d: int, k: int, intercept: bool, targets: int = 1, sparse: b
     }
     if not sparse:
         scale, centre, between = (np.ldexp(1.0, rng.integers(-2, 3, columns)) for _ in range(3))
-        moments = {"within": Bound(DIRECTION_ONLY, packed_size(columns + 1), acute=True)}
+        moments = {"within": Bound(DIRECTION_ONLY, (columns + 1) ** 2, acute=True)}
         if intercept:
-            moments["between"] = Bound(DIRECTION_ONLY, packed_size(columns + 1), acute=True)
+            moments["between"] = Bound(DIRECTION_ONLY, (columns + 1) ** 2, acute=True)
         found |= {
             "panel moments": (PanelMoments(scale, centre, between, intercept), moments),
             "head votes": (

@@ -27,7 +27,6 @@ from privrep.linear.steps import SIZES, WIDE_CELLS, PairMoments, PowerStep, Resi
 from privrep.local.losses import Loss
 from privrep.local.prior import PriorMean
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
-from privrep.privacy.contributions import packed_size
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
@@ -63,14 +62,14 @@ def steps_of(loss: Loss, d: int, k: int, intercept: bool) -> dict[str, tuple[Any
     candidates += [np.array(each) for each in ([0.3, 1.0, 0, 2, math.inf, 4], [1.0, 1, 0, 0, 1, 1])]
     candidates.append(np.array([1.0, 1, 1, 1, 0, 0]))
     common = {
-        "within": Bound(0.6, d * L + packed_size(d)),
+        "within": Bound(0.6, d * L + d**2),
         "sizes": Bound(math.sqrt(2.0 * (1 + intercept)), COMMON_CELLS * (1 + intercept), acute=True),
     }
     short = common | {"within": Bound(DIRECTION_ONLY, d * L + 1)}
     if intercept:
-        common["between"] = Bound(0.3, (1 + r) * L + packed_size(1 + r))
+        common["between"] = Bound(0.3, (1 + r) * L + (1 + r) ** 2)
         short["between"] = Bound(0.3, L + 1)
-    moments = {"moments": Bound(DIRECTION_ONLY, packed_size(d))}
+    moments = {"moments": Bound(DIRECTION_ONLY, d**2)}
     gradient = {"step": Bound(0.7, gradient_size(d, k)), "sizes": SIZES}
     tight = {"step": Bound(2.0**-40, gradient_size(d, k)), "sizes": SIZES}
     asked: dict[str, tuple[Any, dict[str, Bound]]] = {

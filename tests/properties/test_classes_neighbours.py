@@ -19,7 +19,6 @@ import test_multimodal_neighbours as pairs  # noqa: E402
 from privrep.multimodal.mechanisms.classes import ClassStep, ClosedRows, MomentStep, Whitening  # noqa: E402
 from privrep.multimodal.towers import Centred, Layout  # noqa: E402
 from privrep.privacy.bounds import Bound  # noqa: E402
-from privrep.privacy.contributions import packed_size  # noqa: E402
 from privrep.privacy.protocol import StepSpec, UserBatch  # noqa: E402
 from privrep.users import summing as base  # noqa: E402
 from privrep.users.memory import InMemoryUsers  # noqa: E402
@@ -53,7 +52,7 @@ class Watched:
 def step_of(kind: str) -> tuple[MomentStep | ClassStep, str, Bound]:
     rows = ClosedRows(LAYOUT, Centred(MEAN) if "centred" in kind else None, pairs.SLOTS)
     if "moment" in kind:
-        return MomentStep(rows), "moment", Bound(1.0, packed_size(IMAGE), acute=True)
+        return MomentStep(rows), "moment", Bound(1.0, IMAGE**2, acute=True)
     scores = 3 * np.sin(0.7 * np.arange(float(CLASSES * IMAGE))).reshape(CLASSES, IMAGE)
     step = ClassStep(rows, Whitening(TURNED, np.array([0.5, 2.0]), 7.0), scores)
     return step, "gradient", Bound(pairs.CLIP, step.size)
@@ -65,7 +64,7 @@ def total(kind: str, users: list[pairs.User], seats: int) -> tuple[np.ndarray, W
     with pytest.MonkeyPatch.context() as patched, np.errstate(all="ignore"):
         patched.setattr(base, "choose_batch_size", lambda *_: seats)
         found = InMemoryUsers(pairs.table(users), Performance(1)).sums(watched, {name: bound})[name]
-    return found.total, watched, bound
+    return found.value, watched, bound
 
 
 @pytest.mark.parametrize("kind", ["moment", "moment, centred", "gradient", "gradient, centred"])

@@ -89,7 +89,7 @@ def totals(users: Users, question: Any, among: Audience = EVERYONE) -> dict[str,
     step, bounds = question
     sums = users.sums(step, bounds, among)
     assert {key: one.bound for key, one in sums.items()} == dict(bounds)
-    return {key: one.total.tobytes() for key, one in sums.items()}
+    return {key: one.value.tobytes() for key, one in sums.items()}
 
 
 def add_up(table: UserTable, ends: Sequence[int], question: Any, among: Audience = EVERYONE) -> dict[str, bytes]:
@@ -99,7 +99,7 @@ def add_up(table: UserTable, ends: Sequence[int], question: Any, among: Audience
     for start, end in pairwise((0, *ends)):
         part: dict[str, BoundedSum] = InMemoryUsers(table.users(start, end), ONE).sums(step, bounds, among)
         for key, one in part.items():
-            found[key] += one.total
+            found[key] += one.value
     return {key: total.tobytes() for key, total in found.items()}
 
 
@@ -174,7 +174,7 @@ def test_a_sample_is_asked_and_nobody_else(engine: Engine, rate: float, tmp_path
     with engine.open(WORLDS["numbers"], tmp_path) as users:
         for key in (b"1", b"2"):
             sample = Sample(rate, key)
-            found = users.sums(*PADDED, sample)["mean"].total
+            found = users.sums(*PADDED, sample)["mean"].value
             rows = [
                 table.X[start : min(start + 2, end)].astype(np.float64).sum(axis=0)
                 for start, end in zip(table.offsets[:-1], table.offsets[1:], strict=True)
@@ -182,7 +182,7 @@ def test_a_sample_is_asked_and_nobody_else(engine: Engine, rate: float, tmp_path
             clipped = np.array([row / max(1.0, float(np.linalg.norm(row))) for row in rows])
             np.testing.assert_allclose(found, clipped[sample.members(USERS)].sum(axis=0), rtol=1e-6, atol=1e-12)
             if len(engine.ends(USERS)) == 1:
-                assert found.tobytes() == InMemoryUsers(table, ONE).sums(*PADDED, sample)["mean"].total.tobytes()
+                assert found.tobytes() == InMemoryUsers(table, ONE).sums(*PADDED, sample)["mean"].value.tobytes()
 
 
 # What is refused, in one sentence

@@ -43,7 +43,6 @@ from privrep.linear.steps import (
 from privrep.local.prior import PriorMean
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound, BoundedSum
-from privrep.privacy.contributions import packed_size
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
 
@@ -82,7 +81,7 @@ LEVEL_OR_NOT = HeadLosses(
     1e-9,
     True,
 )
-PACKED = packed_size(D + 2)
+PACKED = (D + 2) ** 2
 FARTHEST: dict[str, tuple[Question, User, User, bool]] = {
     "counts": (
         questions(D, K, False)["feature sizes"],
@@ -92,13 +91,13 @@ FARTHEST: dict[str, tuple[Question, User, User, bool]] = {
     ),
     "row moments": (questions(D, K, False)["second moments"], pair(EAST), pair(NORTH), False),
     "pairs": (
-        (PairMoments(PLAIN, False), {"moments": Bound(DIRECTION_ONLY, packed_size(D))}),
+        (PairMoments(PLAIN, False), {"moments": Bound(DIRECTION_ONLY, D**2)}),
         pair(EAST),
         pair(EAST, (1.0, -1.0)),
         False,
     ),
     "normalised pairs": (
-        (PairMoments(PLAIN, False, True), {"moments": Bound(0.1, packed_size(D))}),
+        (PairMoments(PLAIN, False, True), {"moments": Bound(0.1, D**2)}),
         pair(EAST),
         pair(EAST, (1.0, -1.0)),
         False,
@@ -116,7 +115,7 @@ FARTHEST: dict[str, tuple[Question, User, User, bool]] = {
         False,
     ),
     "residuals": (
-        (ResidualMoments(FIRST, PLAIN, 1e-3, False), {"moments": Bound(DIRECTION_ONLY, packed_size(D))}),
+        (ResidualMoments(FIRST, PLAIN, 1e-3, False), {"moments": Bound(DIRECTION_ONLY, D**2)}),
         (np.column_stack([ACROSS, LEFT_OVER, np.zeros(4)]), LEFT_OVER),
         (np.column_stack([ACROSS, np.ones(4), np.zeros(4)]), LEFT_OVER),
         False,
@@ -179,7 +178,7 @@ FARTHEST: dict[str, tuple[Question, User, User, bool]] = {
         False,
     ),
     "common within": (
-        (COMMON, {"within": Bound(1e-6, D + packed_size(D))}),
+        (COMMON, {"within": Bound(1e-6, D + D**2)}),
         (PULLED, ACROSS),
         (PULLED, -ACROSS),
         False,
@@ -222,7 +221,7 @@ def moved_by(question: Question, one: User, other: User, thin: bool) -> tuple[fl
         InMemoryUsers(make([third, u, third], np.float64, d), Performance(1)).sums(step, bounds) for u in (one, other)
     )
     key = next(iter(bounds))
-    return float(np.linalg.norm(here[key].total - there[key].total)), here[key]
+    return float(np.linalg.norm(here[key].value - there[key].value)), here[key]
 
 
 @pytest.mark.parametrize("name", FARTHEST)

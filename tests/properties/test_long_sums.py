@@ -7,7 +7,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from privrep.privacy.bounds import Bound, clip_and_sum
+from clipping import add_up, clip_to_numbers
+from privrep.privacy.bounds import Bound
 from privrep.privacy.columns import SparseColumns
 from privrep.privacy.contributions import CrossMoments, NonNegative, RowMoments, Vectors, unpack
 from privrep.privacy.kronecker import make_kronecker
@@ -59,7 +60,7 @@ def test_cross_moments_near_overflow_are_clipped_or_dropped(exponent):
         with np.errstate(all="ignore"):
             contribution = CrossMoments(rows, np.ones(1))
             reported = contribution.norms()[0]
-            total = clip_and_sum(contribution, bound)
+            total = clip_to_numbers(contribution, bound)
         assert np.linalg.norm(total) <= bound.norm * (1 + 1e-9)
         if np.isfinite(reported) and reported > 0:
             assert Fraction(float(reported)) ** 2 * Fraction(1 + 10**-9) >= exact_norm(rows[0]) or reported < bound.norm
@@ -69,4 +70,4 @@ def test_the_test_would_see_a_norm_that_is_too_small():
     rows = np.array([[[1.0, 2.0], [3.0, -1.0]]])
     reported = CrossMoments(rows, np.ones(1)).norms()[0]
     assert Fraction(float(reported / 1.01)) ** 2 < exact_norm(rows[0])
-    assert np.linalg.norm(unpack(CrossMoments(rows, np.ones(1)).weighted_sum(np.ones(1)))) <= reported
+    assert np.linalg.norm(unpack(add_up(CrossMoments(rows, np.ones(1)), np.ones(1)))) <= reported

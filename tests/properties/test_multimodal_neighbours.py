@@ -25,7 +25,7 @@ from privrep.multimodal.mechanisms.bank import BankStep  # noqa: E402
 from privrep.multimodal.mechanisms.batch import BatchStep  # noqa: E402
 from privrep.multimodal.mechanisms.pairwise import InsideStep  # noqa: E402
 from privrep.multimodal.towers import Layout, Towers, make_towers  # noqa: E402
-from privrep.privacy.bounds import FLOAT_SLACK, Bound  # noqa: E402
+from privrep.privacy.bounds import BATCH_SLACK, Bound  # noqa: E402
 from privrep.users import summing as base  # noqa: E402
 from privrep.users.memory import InMemoryUsers  # noqa: E402
 
@@ -128,7 +128,7 @@ def bank(model: Towers, users: list[User], seats: int, sample: Any) -> tuple[np.
     with pytest.MonkeyPatch.context() as patched, np.errstate(all="ignore"):
         patched.setattr(base, "choose_batch_size", lambda *_: seats)
         bounds = {"gradient": Bound(CLIP, step.step.size)}
-        return InMemoryUsers(table(users), Performance(1)).sums(step, bounds, sample)["gradient"].total, step
+        return InMemoryUsers(table(users), Performance(1)).sums(step, bounds, sample)["gradient"].value, step
 
 
 def assert_others_alike(one: Watched, other: Watched, user: int) -> None:
@@ -164,7 +164,7 @@ def test_a_user_swapped_for_another_moves_sums_by_the_sensitivity_and_no_one_els
     (before, first), (after, second) = (bank(MODELS[model], some, seats, sample) for some in (users, swapped))
     assert_others_alike(first, second, who)
     assert np.isfinite(after).all()
-    assert np.linalg.norm(after - before) <= 2 * CLIP * (1 + FLOAT_SLACK)
+    assert np.linalg.norm(after - before) <= 2 * CLIP * (1 + BATCH_SLACK)
 
 
 @settings(max_examples=30)
@@ -186,7 +186,7 @@ def test_a_user_who_is_in_a_sample_or_not_moves_sums_by_the_bound_and_no_one_els
         for i in (True, False)
     )
     assert_others_alike(first, second, who)
-    assert np.linalg.norm(with_ - without) <= CLIP * (1 + FLOAT_SLACK)
+    assert np.linalg.norm(with_ - without) <= CLIP * (1 + BATCH_SLACK)
 
 
 def test_one_user_can_move_the_sum_almost_that_far() -> None:
@@ -199,9 +199,9 @@ def test_one_user_can_move_the_sum_almost_that_far() -> None:
     for target in range(CAPTIONS):
         some = [*users[:3], (X, np.array([float(target)])), *users[4:]]
         bound = Bound(1e-4, step.size)
-        totals.append(InMemoryUsers(table(some), Performance(1)).sums(step, {"gradient": bound})["gradient"].total)
+        totals.append(InMemoryUsers(table(some), Performance(1)).sums(step, {"gradient": bound})["gradient"].value)
     apart = max(float(np.linalg.norm(one - other)) for one in totals for other in totals)
-    assert 1.2e-4 < apart <= 2e-4 * (1 + FLOAT_SLACK)
+    assert 1.2e-4 < apart <= 2e-4 * (1 + BATCH_SLACK)
 
 
 @pytest.mark.parametrize("mechanism", ["batch", "inside"])
@@ -216,11 +216,11 @@ def test_functions_of_a_batch_move_by_twice_the_clip(
     step = BatchStep(*common, chunk=3) if mechanism == "batch" else InsideStep(*common, users=count)
     bound = Bound(clip, step.size, terms_per_user=1) if isinstance(step, BatchStep) else step.choose_bound(clip)
     before, after = (
-        InMemoryUsers(table(some), Performance(1)).sums(step, {"gradient": bound})["gradient"].total
+        InMemoryUsers(table(some), Performance(1)).sums(step, {"gradient": bound})["gradient"].value
         for some in (users, [*users[:who], SWAPS[name](rng), *users[who + 1 :]])
     )
     assert np.isfinite(after).all()
-    assert bound.sensitivity("replace-one-user") == pytest.approx(2 * clip * (1 + FLOAT_SLACK))
+    assert bound.sensitivity("replace-one-user") == pytest.approx(2 * clip * (1 + BATCH_SLACK))
     assert np.linalg.norm(after - before) <= bound.sensitivity("replace-one-user")
 
 

@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import privrep
-from privrep.privacy.bounds import DIRECTION_ONLY, FLOAT_SLACK, Bound, Contributions, clip_and_sum
+from clipping import add_up, clip_to_numbers
+from privrep.privacy.bounds import DIRECTION_ONLY, NORM_SLACK, Bound, Contributions
 from privrep.privacy.columns import SparseColumns
 from privrep.privacy.contributions import (
     Concatenated,
@@ -34,7 +35,7 @@ from privrep.privacy.contributions import (
 from privrep.privacy.kronecker import make_kronecker
 
 BOUNDS = (2.0**-400, DIRECTION_ONLY, 1.0, 2.0**500)
-CLOSE = Fraction(1, 2**18)  # what norms and rounding may take of the bound or add to it; far below FLOAT_SLACK / 2
+CLOSE = Fraction(1, 2**18)  # what norms and rounding may take of the bound or add to it; far below NORM_SLACK / 2
 NOTHING = Fraction(1, 2**440)  # what `Contributions.norms` may leave out
 TYPES = (np.float64, np.float32)
 EXAMPLES = 80
@@ -51,8 +52,8 @@ def measure(total: np.ndarray) -> Fraction:
 def clip(sent: Contributions, norm: float) -> np.ndarray:
     """What the contributions add to a sum under this bound."""
     with np.errstate(all="ignore"):
-        size = len(sent.weighted_sum(np.zeros(len(sent.norms()))))
-        return clip_and_sum(sent, Bound(norm, size, sent.acute, sent.terms_per_user))
+        size = len(add_up(sent, np.zeros(len(sent.norms()))))
+        return clip_to_numbers(sent, Bound(norm, size, sent.acute, sent.terms_per_user))
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=["f8", "f4"])
@@ -65,7 +66,7 @@ def test_nothing_is_longer_than_its_bound(kind: str, dtype: type) -> None:
         for norm in BOUNDS:
             assert measure(clip(sent, norm)) <= (Fraction(norm) * (1 + CLOSE)) ** 2
 
-    assert CLOSE < FLOAT_SLACK / 2
+    assert CLOSE < NORM_SLACK / 2
     holds()
 
 
@@ -171,7 +172,7 @@ def test_a_scale_that_is_none_counts_as_zero(scale: float) -> None:
     rows, scales = np.ones((2, 2, 2)), np.array([scale, 1.0])
     for part in (RowMoments(rows, scales), CrossMoments(rows, scales), make_kronecker(rows, rows, scales)):
         with np.errstate(all="ignore"):
-            size = len(part.weighted_sum(np.zeros(2)))
+            size = len(add_up(part, np.zeros(2)))
         for sent in (part, Summed((part, Vectors(np.full((2, size), 9.0)))), Concatenated((part, part))):
             with np.errstate(all="ignore"):
                 assert np.isfinite(sent.norms()).tolist() == [False, True]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privrep.data.table import UserTable
-from privrep.privacy.bounds import FLOAT_SLACK, Bound
+from privrep.privacy.bounds import NORM_SLACK, Bound
 from privrep.privacy.contributions import Concatenated, Counts, Products, Vectors
 from privrep.privacy.protocol import EVERYONE, StepSpec, UserBatch
 from privrep.privacy.sampling import Sample
@@ -101,7 +101,7 @@ def answers(users: list[User], seats: int, mask: Any = None) -> tuple[dict[str, 
         patched.setattr(base, "choose_batch_size", lambda *_: seats)
         sample = EVERYONE if mask is None else Known(0.5, b"", mask)
         sums = InMemoryUsers(table(users), Performance(1)).sums(step, BOUNDS, sample)
-    return {key: found.total for key, found in sums.items()}, step
+    return {key: found.value for key, found in sums.items()}, step
 
 
 def assert_others_alike(one: Layer, other: Layer, user: int) -> None:
@@ -147,7 +147,7 @@ def test_a_user_who_is_in_a_sample_or_not_moves_sums_by_the_bound_and_no_one_els
     )
     assert_others_alike(first, second, who)
     for key, bound in BOUNDS.items():
-        assert np.linalg.norm(with_[key] - without[key]) <= bound.norm * (1 + FLOAT_SLACK)
+        assert np.linalg.norm(with_[key] - without[key]) <= bound.norm * (1 + NORM_SLACK)
 
 
 def test_the_test_would_see_a_step_that_looks_at_the_others() -> None:
