@@ -140,7 +140,7 @@ def numbers(contributions, users):
         case Counts(cells, _):
             parts = [[np.sort(mine[mine >= 0]) for mine in cells]]
         case CrossMoments(rows, scale):
-            parts = [rows.reshape(users, -1), contributions._sum_rows(), scale[:, None]]
+            parts = [rows.reshape(users, -1), np.ascontiguousarray(rows, np.float64).sum(axis=1), scale[:, None]]
         case RowMoments(rows, scale):
             parts = [rows.reshape(users, -1), scale[:, None]]
         case SparseColumns(user, column, values, tail, _):
