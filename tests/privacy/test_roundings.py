@@ -152,6 +152,19 @@ def test_what_kinds_say_of_their_rounding_is_about_what_it_can_be(kind: str) -> 
     assert said**2 / 16 <= moved <= said**2 <= allowed
 
 
+def test_rounded_products_of_moments_need_not_be_acute_and_so_count_more_than_they_move() -> None:
+    """The root of two times, by the contract of `Contributions`. Here one factor is rounded up in every entry."""
+    k, step = 30, 1.0
+    entry = (np.ceil(2.0**17 / k) + 0.5) * (1 + 2.0**-40)
+    left, right = np.full((1, 1, k), np.sqrt(entry)), np.full((1, 1, 1), np.sqrt(0.99 * 2.0**19))
+    sent = make_kronecker(left, right, np.ones(1))
+    norm = float(sent.norms()[0])
+    exact = np.full(k * k, exactly(left)[0, 0, 0] ** 2 * exactly(right)[0, 0, 0] ** 2)
+    moved, _ = measure_moved(sent, exact, norm, step)
+    said = Fraction(float(np.max(sent.roundings(norm, step)))) ** 2
+    assert said / 2 <= 2 * moved <= said
+
+
 @given(st.lists(st.tuples(*[st.floats(2.0**-300, 2.0**300)] * 3), min_size=1, max_size=9))
 def test_balanced_factors_are_at_most_twice_the_root_of_their_product(lengths: list[tuple[float, ...]]) -> None:
     first, second, weights = (np.array(column) for column in zip(*lengths, strict=True))
