@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privrep.errors import InputError
+from privrep.privacy import sparse_moments
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Bound, Contributions, clip_and_sum
 from privrep.privacy.columns import SparseColumns
 from privrep.privacy.contributions import (
@@ -24,6 +26,7 @@ from privrep.privacy.contributions import (
     packed_size,
     unpack,
 )
+from privrep.privacy.sparse_moments import SparseMoments
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -318,3 +321,38 @@ def test_sparse_columns_without_negative_entries() -> None:
     assert found.norms().tolist() == [plain.norms()[0], np.inf, np.inf]
     weights = np.array([0.5, 0.0, 0.0])
     assert np.array_equal(found.weighted_sum(weights), plain.weighted_sum(weights))
+
+
+@pytest.mark.parametrize(("features", "rated"), [(40, 3), (40, 25), (3, 2), (1, 1), (300, 30)])
+def test_sparse_moments_are_moments_of_rows(features: int, rated: int) -> None:
+    """Of users with few columns and with many, some of them with none, and of users who do not count."""
+    rng = np.random.default_rng(rated)
+    X = np.where(rng.random((60, features)) < rng.uniform(0, 2, (60, 1)) * rated / features, rng.normal(size=1), 0.0)
+    X *= rng.normal(size=X.shape)
+    user, column = np.nonzero(X)
+    found = SparseMoments(user, column, X[user, column], len(X), features)
+    rows = RowMoments(X[:, None], np.ones(len(X)))
+    weights = rng.random(len(X)) * (rng.random(len(X)) < 0.8)
+    assert found.acute
+    assert np.allclose(found.norms(), rows.norms(), rtol=1e-8)
+    assert np.allclose(found.weighted_sum(weights), rows.weighted_sum(weights), rtol=1e-12, atol=1e-12)
+
+
+def test_sparse_moments_of_a_user_with_a_column_twice_count_as_zero() -> None:
+    user, column = np.array([0, 0, 1, 1, 3]), np.array([1, 1, 0, 1, 0])
+    sent = SparseMoments(user, column, np.ones(5), 4, 2)
+    assert np.isfinite(sent.norms()).tolist() == [False, True, True, True]
+    assert clip_and_sum(sent, Bound(1.0, 3, acute=True)).tolist() == pytest.approx([1.5, math.sqrt(0.5), 0.5])
+    with pytest.raises(InputError, match="user by user"):
+        SparseMoments(user[::-1], column, np.ones(5), 4, 2)
+
+
+def test_pairs_of_sparse_moments_are_added_up_a_bounded_number_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(5)
+    X = np.where(rng.random((30, 50)) < 0.15, rng.normal(size=(30, 50)), 0.0)
+    user, column = np.nonzero(X)
+    sent = SparseMoments(user, column, X[user, column], 30, 50)
+    whole = sent.weighted_sum(np.ones(30))
+    for most in (1, 7, 100):
+        monkeypatch.setattr(sparse_moments, "PAIRS_AT_ONCE", most)
+        assert np.allclose(sent.weighted_sum(np.ones(30)), whole, rtol=1e-12, atol=1e-12)
