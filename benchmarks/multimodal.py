@@ -11,7 +11,6 @@ source for 81,920 numbers, step, page. All of a walk is divided by its steps. Bo
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -19,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from benchmarks.measure import measure_cpu, print_ratios
 from privrep.multimodal.encoders import Projection
 from privrep.multimodal.pairs import Pairs, labelled
 from privrep.multimodal.towers import TextSpace, layout_of, make_towers, normalise_rows
@@ -78,26 +78,27 @@ def private_steps(pairs: Pairs, batch: int, steps: int, mechanism: Mechanism) ->
     return run
 
 
+def measure(pairs: Pairs, batch: int, steps: int, repeats: int) -> dict[str, float]:
+    """Return the fewest CPU seconds of a step in each way, all threads together, in turns."""
+    ways = {
+        "without privacy": open_steps(pairs, batch, steps),
+        "public bank": private_steps(pairs, batch, steps, "bank"),
+        "per-batch clipping": private_steps(pairs, batch, steps, "batch"),
+    }
+    best = dict.fromkeys(ways, float("inf"))
+    for _ in range(repeats):
+        for name, run in ways.items():
+            best[name] = min(best[name], measure_cpu(run, 1) / steps)
+    return best
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    pairs = made()
-    ways = {
-        "without privacy": open_steps(pairs, args.batch, args.steps),
-        "public bank, private": private_steps(pairs, args.batch, args.steps, "bank"),
-        "per-batch clipping, private": private_steps(pairs, args.batch, args.steps, "batch"),
-    }
-    best = dict.fromkeys(ways, float("inf"))
-    for _ in range(args.repeats):
-        for name, run in ways.items():
-            began = time.perf_counter()
-            run()
-            best[name] = min(best[name], (time.perf_counter() - began) / args.steps)
-    for name, seconds in best.items():
-        print(f"{name:30s} {1e3 * seconds:8.2f} ms a step   ratio {seconds / best['without privacy']:.2f}")
+    print_ratios(measure(made(), args.batch, args.steps, args.repeats), "without privacy")
 
 
 if __name__ == "__main__":
