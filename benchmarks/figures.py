@@ -78,7 +78,7 @@ def classifiers(full: bool) -> Iterator[Figure]:
 def factorisation(full: bool) -> Iterator[Figure]:
     """Yield the figures of factorisation, at budgets at which one factor and two are found."""
     user, item, rating = draw(10_000, 1_700)
-    listed, read = list(range(1_700)), measure_read(rating)
+    listed, read = list(range(1_700)), measure_read(np.column_stack([user, item, rating]))
     for epsilon in (4.0, 8.0):
         model = PrivateFactorization(epsilon=epsilon, delta=1e-6, items=listed, random_state=0)
         cpu, profile, total = measure_fit(partial(model.fit, user, item, rating), 3)
