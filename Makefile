@@ -9,6 +9,7 @@ KILLS ?= 1000
 CHANGES ?= 10000
 TRIALS ?= 1000
 CASES ?= 1000000
+FULL ?=
 SEED ?= 0
 
 .PHONY: demo federated-demo test mutations kills tampering fuzz lint wheel pictures benchmark figure1 tables jester films frontier classes writers margin table1 table1-night image-users benchmark-neural dp-clip benchmark-multimodal benchmark-federated clean
@@ -68,11 +69,12 @@ pictures: $(VENV)/core   ## all pictures of experiments/results again from their
 	$(BIN)/python -m experiments.pictures
 	$(BIN)/python docs/draw_federated.py
 
-benchmark: $(VENV)/core   ## speed and memory, as ratios within one run
-	$(BIN)/python -m benchmarks.fit
+benchmark: $(VENV)/core   ## CPU seconds, reads of the rows and floors, and memory; FULL=1: at full sizes
+	$(BIN)/python -m benchmarks.figures $(if $(FULL),--full)
+	$(BIN)/python -m benchmarks.fit $(if $(FULL),--full)
 	$(BIN)/python -m benchmarks.methods
-	$(BIN)/python -m benchmarks.ratings
-	$(BIN)/python -m benchmarks.streaming
+	$(BIN)/python -m benchmarks.ratings $(if $(FULL),--users 100000 --items 100000)
+	$(BIN)/python -m benchmarks.streaming $(if $(FULL),--users 1000000)
 
 figure1: $(VENV)/core   ## Figures 1-2 of the paper: CSV and picture in experiments/results
 	$(BIN)/python -m experiments.figure1

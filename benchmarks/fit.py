@@ -1,8 +1,8 @@
 """The whole fit at the Figure 1 setting against a straight NumPy script of the same passes; cost per user as n grows.
 
-    python -m benchmarks.fit [--users 20000] [--large 1000000]
+    python -m benchmarks.fit [--users 20000] [--full]
 
-Ratios within one run are what counts; seconds depend on the machine.
+Ratios of CPU seconds within one run are what counts; `benchmarks.figures` has the profile of the passes.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 
 import numpy as np
 
+from benchmarks.measure import Profile, measure_cpu, print_ratios
 from privrep.data.table import UserTable
 from privrep.heads.fitting import fit_heads
 from privrep.models.description import Config
@@ -35,12 +34,20 @@ def population(users: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return X, y + np.float32(0.01) * rng.standard_normal(y.shape, dtype=np.float32)
 
 
-def product(X: np.ndarray, y: np.ndarray) -> None:
-    """What `PrivateFedRep(rank=2).fit` does, with cryptographic noise, without scikit-learn's checks of the input."""
-    users = len(X)
-    table = UserTable(X.reshape(-1, FEATURES), y.ravel(), np.arange(users + 1) * ROWS, np.arange(users))
+def to_table(X: np.ndarray, y: np.ndarray) -> UserTable:
+    """Return users (users, rows, features) and (users, rows) as a table."""
+    users, rows, features = X.shape
+    return UserTable(X.reshape(-1, features), y.ravel(), np.arange(users + 1) * rows, np.arange(users))
+
+
+def fit_product(table: UserTable, profile: Profile | None = None) -> None:
+    """Do what `PrivateFedRep(rank=2).fit` does, with cryptographic noise, without scikit-learn's checks of the input.
+
+    Heads are noted as a pass of the profile.
+    """
     model = learn(InMemoryUsers(table), Config(rank=RANK, epsilon=1.0, delta=1e-6))
-    fit_heads(table.blocks(), model.representation)
+    with (profile or Profile()).part("heads", "fit_heads"):
+        fit_heads(table.blocks(), model.representation)
 
 
 def straight(X: np.ndarray, y: np.ndarray, rounds: int = ROUNDS) -> None:
@@ -108,37 +115,26 @@ def straight_heads(X: np.ndarray, y: np.ndarray, U: np.ndarray) -> None:
     np.stack(losses).argmin(axis=0)
 
 
-def best_of(function: Callable[[], None], times: int) -> float:
-    seconds = []
-    for _ in range(times):
-        start = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--users", type=int, default=20_000)
-    parser.add_argument("--large", type=int, default=1_000_000)
+    parser.add_argument("--full", action="store_true", help="a million users as well")
     arguments = parser.parse_args()
     X, y = population(arguments.users, seed=1)
-    product(X[:100], y[:100])  # warms the noise and the BLAS
-    ours = best_of(lambda: product(X, y), 5)
-    theirs = best_of(lambda: straight(X, y), 5)
+    fit_product(to_table(X[:100], y[:100]))  # warms the noise and the BLAS
+    ours, theirs = measure_cpu(lambda: fit_product(to_table(X, y)), 5), measure_cpu(lambda: straight(X, y), 5)
     print(f"whole fit, {arguments.users:,} users x {ROWS} rows x {FEATURES} features, rank {RANK}, float32, best of 5")
-    print(f"  straight NumPy script  {theirs:7.3f} s")
-    print(f"  privrep                {ours:7.3f} s   ratio {ours / theirs:.2f}")
-    per_user = ours / arguments.users
+    print_ratios({"straight NumPy script": theirs, "privrep": ours}, "straight NumPy script")
     print("cost per user as n grows (whole fit)")
-    for users in (arguments.users, 100_000, arguments.large):
-        X, y = population(users, seed=2)
-        seconds = best_of(lambda X=X, y=y: product(X, y), 1 if users > 200_000 else 2)
-        each = seconds / users
-        print(f"  {users:>9,} users  {seconds:8.2f} s  {1e6 * each:6.1f} us/user  ratio {each / per_user:.2f}")
+    for users in (arguments.users, 100_000, 1_000_000) if arguments.full else (arguments.users, 100_000):
+        table = to_table(*population(users, seed=2))
+        seconds = measure_cpu(lambda table=table: fit_product(table), 1 if users > 200_000 else 2)
+        each = 1e6 * seconds / users
+        ratio = each / (1e6 * ours / arguments.users)
+        print(f"  {users:>9,} users  {seconds:8.2f} CPU s  {each:6.1f} us/user  ratio {ratio:.2f}", flush=True)
     code = "import time; t = time.perf_counter(); import privrep; print(time.perf_counter() - t)"
-    seconds = min(float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(3))
-    print(f"import privrep  {seconds:.3f} s")
+    wall = min(float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(3))
+    print(f"import privrep  {wall:.3f} s")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Time and memory of a fit of many ratings: `python -m benchmarks.ratings [--users 100000] [--items 100000]`.
+"""Time and memory of a fit of many ratings: `python -m benchmarks.ratings [--users 20000] [--items 20000]`.
 
 Made-up ratings, 50 a user; items are rated unevenly, by a power law. The list of items is declared, then selected
 privately. Noise is simulated.
@@ -34,8 +34,8 @@ def draw(users: int, items: int) -> tuple[Integers, Integers, Array]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--users", type=int, default=100_000)
-    parser.add_argument("--items", type=int, default=100_000)
+    parser.add_argument("--users", type=int, default=20_000)
+    parser.add_argument("--items", type=int, default=20_000)
     arguments = parser.parse_args()
     user, item, rating = draw(arguments.users, arguments.items)
     for kind, listed in (("declared", list(range(arguments.items))), ("selected", None)):

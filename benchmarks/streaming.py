@@ -1,6 +1,6 @@
 """A pass over users in a Parquet file against Arrow alone reading that file, and the memory the pass takes.
 
-    python -m benchmarks.streaming [--users 1000000] [--plain]
+    python -m benchmarks.streaming [--users 100000] [--plain]
 
 Makes a file of users x 10 rows x 50 float32 features, sorted by user, in a temporary folder. Everything is timed in
 turns, each in a process of its own, because what Arrow costs depends on what was allocated before; CPU seconds are
@@ -130,7 +130,7 @@ def in_a_process(call: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--users", type=int, default=1_000_000)
+    parser.add_argument("--users", type=int, default=100_000)
     parser.add_argument("--plain", action="store_true", help="a file without dictionaries and compression")
     parser.add_argument("--repeats", type=int, default=2)
     arguments = parser.parse_args()

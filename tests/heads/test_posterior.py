@@ -361,3 +361,23 @@ def read_representation_again(model: PrivateFedRep) -> HeadPrior:
     prior = read_representation(page.arrays, page.facts["derived"]).prior
     assert prior is not None
     return prior
+
+
+@pytest.mark.parametrize(("users", "m", "p"), [(1, 9, 3), (200, 10, 2), (30, 30, 8), (5, 6, 5)])
+def test_few_coordinates_are_solved_side_by_side_as_they_are_one_by_one(users: int, m: int, p: int) -> None:
+    """And a user's numbers are the same to the bit whoever is there."""
+    rng = np.random.default_rng(p)
+    images = rng.normal(size=(users, m, p)) * 10 ** rng.uniform(-3, 3, (users, 1, 1))
+    images[0] *= 1e9  # too large: it counts as zero
+    residuals = rng.normal(size=(users, m))
+    found = make_spread(images, residuals)
+    B = np.linalg.inv(found.images @ found.images.transpose(0, 2, 1) + np.eye(m))
+    assert found.lost.tolist() == [True] + [False] * (users - 1)
+    assert np.allclose(found.targets, (B @ residuals[:, :, None])[:, :, 0], atol=1e-8)
+    assert np.allclose(found.ones, B.sum(axis=2), atol=1e-8)
+    assert np.allclose(found.diagonal, B[:, np.arange(m), np.arange(m)], atol=1e-8)
+    assert np.allclose(found.apply(residuals[:, :, None])[:, :, 0], found.targets, atol=1e-8)
+    for user in range(users):
+        alone = make_spread(images[user : user + 1], residuals[user : user + 1])
+        for name in ("targets", "ones", "diagonal", "inverse"):
+            assert np.array_equal(getattr(alone, name)[0], getattr(found, name)[user]), name

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privrep.local import least_squares
-from privrep.local.least_squares import centre_rows, centre_targets, fit_least_squares, move_users_last
+from privrep.local.least_squares import centre_rows, centre_targets, find_largest, fit_least_squares, move_users_last
 
 
 @dataclass(frozen=True)
@@ -110,3 +110,10 @@ def test_targets_that_differ_by_rounding_alone_are_constant() -> None:
     y = np.array([[0.1, 0.1, 0.1], [1e9, 1e9, 1e9 + 1.0], [1.0, 2.0, 3.0]])
     assert np.array_equal(centre_targets(y)[:, 0], np.zeros(3))
     assert np.allclose(centre_targets(y)[:, 1:].T, centre_rows(y)[1:])
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 3), (1, 7, 2), (40, 7, 2), (3, 50, 1), (5, 4, 0)])
+def test_the_largest_size_of_each_column_is_found_whoever_is_there(shape: tuple[int, int, int]) -> None:
+    values = np.random.default_rng(2).normal(size=shape)
+    values.flat[::11] = np.nan
+    assert np.array_equal(find_largest(values), np.abs(values).max(axis=1, initial=0.0), equal_nan=True)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from clipping import STEP, add_up, clip_to_numbers
 from privrep.errors import InputError
+from privrep.privacy import sparse_moments
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Bound, Contributions
 from privrep.privacy.columns import SparseColumns
 from privrep.privacy.contributions import (
@@ -27,6 +28,7 @@ from privrep.privacy.contributions import (
     unpack,
 )
 from privrep.privacy.grid import grid_step
+from privrep.privacy.sparse_moments import SparseMoments
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -373,3 +375,38 @@ def test_sparse_columns_without_negative_entries() -> None:
     assert found.norms().tolist() == [plain.norms()[0], np.inf, np.inf]
     weights = np.array([0.5, 0.0, 0.0])
     assert np.array_equal(add_up(found, weights), add_up(plain, weights))
+
+
+@pytest.mark.parametrize(("features", "rated"), [(40, 3), (40, 25), (3, 2), (1, 1), (300, 30)])
+def test_sparse_moments_are_moments_of_rows(features: int, rated: int) -> None:
+    """Of users with few columns and with many, some of them with none, and of users who do not count."""
+    rng = np.random.default_rng(rated)
+    X = np.where(rng.random((60, features)) < rng.uniform(0, 2, (60, 1)) * rated / features, rng.normal(size=1), 0.0)
+    X *= rng.normal(size=X.shape)
+    user, column = np.nonzero(X)
+    found = SparseMoments(user, column, X[user, column], len(X), features)
+    rows = RowMoments(X[:, None], np.ones(len(X)))
+    weights = rng.random(len(X)) * (rng.random(len(X)) < 0.8)
+    assert found.acute
+    assert np.allclose(found.norms(), rows.norms(), rtol=1e-8)
+    assert np.array_equal(add_up(found, weights), add_up(rows, weights))
+
+
+def test_sparse_moments_of_a_user_with_a_column_twice_count_as_zero() -> None:
+    user, column = np.array([0, 0, 1, 1, 3]), np.array([1, 1, 0, 1, 0])
+    sent = SparseMoments(user, column, np.ones(5), 4, 2)
+    assert np.isfinite(sent.norms()).tolist() == [False, True, True, True]
+    assert clip_to_numbers(sent, Bound(1.0, 4, acute=True)) == pytest.approx([1.5, 0.5, 0.5, 0.5], abs=1e-4)
+    with pytest.raises(InputError, match="user by user"):
+        SparseMoments(user[::-1], column, np.ones(5), 4, 2)
+
+
+def test_pairs_of_sparse_moments_are_added_up_a_bounded_number_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(5)
+    X = np.where(rng.random((30, 50)) < 0.15, rng.normal(size=(30, 50)), 0.0)
+    user, column = np.nonzero(X)
+    sent = SparseMoments(user, column, X[user, column], 30, 50)
+    whole = add_up(sent, np.ones(30))
+    for most in (1, 7, 100):
+        monkeypatch.setattr(sparse_moments, "PAIRS_AT_ONCE", most)
+        assert np.array_equal(add_up(sent, np.ones(30)), whole)

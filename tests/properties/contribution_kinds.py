@@ -30,6 +30,7 @@ from privrep.privacy.contributions import (
 )
 from privrep.privacy.kronecker import make_kronecker
 from privrep.privacy.similarities import Similarities
+from privrep.privacy.sparse_moments import SparseMoments
 
 ODD = (0.0, -0.0, 5e-324, -1e-310, 2.0**-1022, 2.0**-149, 2.0**-126, 2.0**1023, 3e38, np.inf, -np.inf, np.nan)
 
@@ -223,6 +224,24 @@ def make_non_negative_sparse(some: Numbers) -> Made:
     return make_sparse(some, NonNegativeColumns)
 
 
+def make_sparse_moments(some: Numbers, columns: tuple[int, int] = (2, 17), features: int = 30) -> Made:
+    """Two entries of thirty columns: sums go pair by pair."""
+    values = some.factor(2)
+    user = np.repeat(np.arange(some.users), 2)
+    sent = SparseMoments(user, np.tile(columns, some.users), values.ravel(), some.users, features)
+
+    def exact() -> tuple[Fraction, Fraction]:
+        x = fractions(values)
+        return plain(outer([x], [x]))
+
+    return Made(sent, exact)
+
+
+def make_dense_moments(some: Numbers) -> Made:
+    """Entries in an eighth of all columns or more: sums are matrix products."""
+    return make_sparse_moments(some, (0, 2), 3)
+
+
 def make_concatenated(some: Numbers) -> Made:
     parts = (make_products(some), make_row_moments(some), make_vectors(some))
 
@@ -295,6 +314,8 @@ KINDS: dict[str, Callable[[Numbers], Made]] = {
     "NormAtMost": make_norm_at_most,
     "SparseColumns": make_sparse,
     "NonNegativeColumns": make_non_negative_sparse,
+    "SparseMoments": make_sparse_moments,
+    "SparseMoments, dense": make_dense_moments,
     "Kronecker": make_kroneckers,
     "Similarities": make_similarity,
 }

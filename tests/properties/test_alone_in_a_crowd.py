@@ -41,6 +41,7 @@ from privrep.privacy.contributions import (
     Vectors,
 )
 from privrep.privacy.protocol import UserBatch
+from privrep.privacy.sparse_moments import SparseMoments
 
 D, K, USERS = 17, 3, 31
 U = np.linalg.qr(np.random.default_rng(0).normal(size=(D, K)))[0]
@@ -146,6 +147,9 @@ def numbers(contributions, users):
         case SparseColumns(user, column, values, tail, _):
             mine = [user == u for u in range(users)]
             parts = [[column[m] for m in mine], [values[m].ravel() for m in mine], tail]
+        case SparseMoments(user, column, values):
+            mine = [user == u for u in range(users)]
+            parts = [[column[m] for m in mine], [values[m] for m in mine]]
         case Concatenated(several) | Summed(several):
             parts = [numbers(part, users) for part in several]
         case _:

@@ -33,6 +33,7 @@ from privrep.privacy.contributions import (
     Vectors,
 )
 from privrep.privacy.kronecker import make_kronecker
+from privrep.privacy.sparse_moments import SparseMoments
 
 BOUNDS = (2.0**-400, DIRECTION_ONLY, 1.0, 2.0**500)
 CLOSE = Fraction(1, 2**19)  # what norms and weights may take of the bound or add to it
@@ -152,6 +153,9 @@ def pick(sent: Any, user: int) -> Any:
     if isinstance(sent, SparseColumns):
         own = sent.user == user
         return type(sent)(sent.user[own] * 0, sent.column[own], sent.values[own], sent.tail[user : user + 1], 3)
+    if isinstance(sent, SparseMoments):
+        own = sent.user == user
+        return SparseMoments(sent.user[own] * 0, sent.column[own], sent.values[own], 1, sent.features)
     taken = {
         each.name: value[user : user + 1] if isinstance(value, np.ndarray) else value
         for each in fields(sent)

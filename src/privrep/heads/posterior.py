@@ -16,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.data.sparse import SparseRows
-from privrep.local.least_squares import centre_rows
+from privrep.local.least_squares import centre_rows, invert, move_users_last, sum_columns, sum_rows
 from privrep.local.prior import HeadPrior, PriorMean
 from privrep.privacy.contributions import pack, packed_size
 from privrep.typing import Array, Floats
 
 FAR = 4.0  # standard deviations of levels beyond which a user's own counts for more than the prior says
 LARGEST = 1e11  # of squares of a user's images, in units of the noise: beyond, a user keeps its level alone
+FEW = 8  # coordinates, up to which the systems of all users are solved side by side
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,8 @@ def make_spread(images: Array, residuals: Array) -> Spread:
     lost = ~(largest**2 * m * p < LARGEST)
     if lost.any():
         images = np.where(lost[:, None, None], 0.0, images)
+    if p <= FEW and p < m:
+        return _spread_few(images, residuals, lost)
     right = np.stack([residuals, np.ones((users, m))], axis=2)  # (users, m, 2)
     if m <= p:
         inverse = np.linalg.inv(images @ images.transpose(0, 2, 1) + np.eye(m))
@@ -166,6 +169,30 @@ def make_spread(images: Array, residuals: Array) -> Spread:
         diagonal = 1 - (turned * images).sum(axis=2)
     solved, diagonal = np.ascontiguousarray(solved.transpose(2, 0, 1)), np.maximum(diagonal, 1e-12)
     return Spread(images, solved[0], solved[1], diagonal, lost, np.asarray(inverse, dtype=np.float64))
+
+
+def _spread_few(images: Array, residuals: Array, lost: NDArray[np.bool_]) -> Spread:
+    """Return `make_spread` of few coordinates: with the users last every operation is one long loop.
+
+    Args:
+        images: rows in the prior's units, (users, m, p), zero for users who are lost.
+        residuals: targets less the prior mean, (users, m).
+        lost: (users,), a mask.
+    """
+    P, y, p = move_users_last(images), move_users_last(residuals), images.shape[2]
+    gram = np.empty((p, p, len(images)))
+    for a in range(p):
+        for b in range(a + 1):
+            gram[a, b] = gram[b, a] = sum_rows(P[a] * P[b]) + (a == b)
+    inverse = invert(gram)
+    solved, ones, diagonal = y.copy(), np.ones_like(y), np.ones_like(y)
+    for a in range(p):
+        turned = sum_columns(inverse[a][:, None] * P)
+        solved -= turned * sum_rows(P[a] * y)
+        ones -= turned * sum_rows(P[a])
+        diagonal -= turned * P[a]
+    solved, ones, diagonal = (np.ascontiguousarray(part.T) for part in (solved, ones, np.maximum(diagonal, 1e-12)))
+    return Spread(images, solved, ones, diagonal, lost, np.ascontiguousarray(inverse.transpose(2, 0, 1)))
 
 
 @dataclass(frozen=True)

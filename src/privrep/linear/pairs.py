@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from privrep.linear.offsets import Items, predict_loss
+from privrep.linear.spectrum import find_above, reaches
 from privrep.typing import Array
 
 MAX_RANK = 30
@@ -40,39 +41,59 @@ class PairSums:
 
 def read_together(sums: PairSums) -> Array:
     """Return W, (K, K): how often items are rated together, without what may be noise, never negative."""
-    values, vectors = np.linalg.eigh(sums.pairs)
-    radius = 2 * math.sqrt(len(values)) * sums.noise
-    seen = values > EDGE * radius
-    size = np.sqrt(values[seen] ** 2 - radius**2)
-    return np.asarray(np.maximum((vectors[:, seen] * size) @ vectors[:, seen].T, 0.0))
+    radius = 2 * math.sqrt(len(sums.pairs)) * sums.noise
+    values, vectors = find_above(sums.pairs, EDGE * radius)
+    size = np.sqrt(values**2 - radius**2)
+    return np.asarray(np.maximum((vectors * size) @ vectors.T, 0.0))
 
 
-def find_factors(sums: PairSums, together: Array, rank: int | None, beyond: float = SURE) -> tuple[Array, Array]:
+def see_factors(sums: PairSums, together: Array) -> bool:
+    """Return whether any factor may stand out: an eigenvalue reaches the edge of noise, the diagonal set to zero.
+
+    Filling the diagonal in raises eigenvalues. So it need not be filled in for this.
+
+    Args:
+        sums: over pairs, of what is left of ratings.
+        together: W, (K, K).
+    """
+    matrix = sums.pairs / _find_deviation(sums, together)
+    np.fill_diagonal(matrix, 0.0)
+    return reaches(matrix, 2 * math.sqrt(len(together)))
+
+
+def _find_deviation(sums: PairSums, together: Array) -> Array:
+    """Return the standard deviation of each entry of sums over pairs, (K, K): of privacy, and of sampling.
+
+    Args:
+        sums: over pairs.
+        together: W, (K, K).
+    """
+    few = float(np.trace(together)) / max(float(together.sum()), 1e-300)  # the inverse of how many items users rated
+    return np.sqrt(sums.noise**2 + together * min(few, 1.0))
+
+
+def find_factors(sums: PairSums, together: Array, rank: int | None) -> tuple[Array, Array]:
     """Return factors of the items, (K, k), and the mean squared sine of each with the truth, (k,).
 
     Args:
         sums: over pairs, of what is left of ratings.
         together: W, (K, K).
         rank: the most factors to keep; None: as many as stand out.
-        beyond: how far beyond the noise's edge eigenvalues must lie, in deviations of its largest.
     """
     K = len(together)
-    few = float(np.trace(together)) / max(float(together.sum()), 1e-300)  # the inverse of how many items users rated
-    deviation = np.sqrt(sums.noise**2 + together * min(few, 1.0))
+    deviation = _find_deviation(sums, together)
     signal = together / deviation
     np.fill_diagonal(signal, 0.0)
     strength = (signal**2).mean(axis=1)
     strength = np.sqrt(strength / max(math.sqrt(float(strength.mean())), 1e-300))  # signal_jl is about the product
     radius = 2 * math.sqrt(K)
-    values, vectors = _decompose_without_diagonal(
-        sums.pairs / deviation, radius, MAX_RANK if rank is None else rank, beyond
-    )
+    values, vectors = _decompose_without_diagonal(sums.pairs / deviation, radius, MAX_RANK if rank is None else rank)
     size = (values + np.sqrt(values**2 - radius**2)) / 2  # before noise pushed them up
     error = (radius / 2 / size) ** 2
     return _shrink_factors(vectors * np.sqrt(size), strength, error * size / K), np.minimum(error, 1.0)
 
 
-def _decompose_without_diagonal(matrix: Array, radius: float, rank: int, beyond: float) -> tuple[Array, Array]:
+def _decompose_without_diagonal(matrix: Array, radius: float, rank: int) -> tuple[Array, Array]:
     """Return eigenvalues above the noise, (k,), and their vectors, (K, k), of a matrix whose diagonal is unknown.
 
     The diagonal is filled in from them, a few times over.
@@ -81,16 +102,13 @@ def _decompose_without_diagonal(matrix: Array, radius: float, rank: int, beyond:
         matrix: (K, K); its diagonal is overwritten.
         radius: of the noise's eigenvalues.
         rank: the most eigenvalues to keep.
-        beyond: how far beyond the radius they must lie, in deviations of the noise's largest.
     """
     d = len(matrix)
-    edge = radius * (1 + beyond * d ** (-2 / 3))
+    edge = radius * (1 + SURE * d ** (-2 / 3))
     diagonal = np.zeros(d)
     for _ in range(10):
         np.fill_diagonal(matrix, diagonal)
-        values, vectors = np.linalg.eigh(matrix)
-        keep = np.flatnonzero(values > edge)[::-1][:rank]
-        values, vectors = values[keep], vectors[:, keep]
+        values, vectors = (part[..., :rank] for part in find_above(matrix, edge))
         before, diagonal = diagonal, vectors**2 @ np.sqrt(values**2 - radius**2)
         if np.abs(diagonal - before).max() < 1e-2 * radius:
             break

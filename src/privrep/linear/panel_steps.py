@@ -18,7 +18,7 @@ from privrep.errors import InputError
 from privrep.heads.posterior import Spread, make_images, make_spread
 from privrep.linear.gradient_parts import Part, join_parts, make_between_part, make_within_part
 from privrep.linear.steps import CELLS, LOWEST, FeatureSizes, find_octaves
-from privrep.local.least_squares import ROUNDING
+from privrep.local.least_squares import ROUNDING, find_largest
 from privrep.local.prior import PriorMean
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Contributions, Losses
@@ -114,16 +114,17 @@ def _count_levels(values: Floats) -> Counts:
     return Counts(np.where(np.isnan(means), -1, cells), SIGNED_CELLS * columns)
 
 
-def _average_columns(values: Floats) -> Array:
+def _average_columns(values: Floats, largest: Array | None = None) -> Array:
     """Return users' means of columns, (users, columns); means that are only rounding are zero, missing ones NaN.
 
     Args:
         values: (users, m, columns); NaN is a missing value.
+        largest: what `find_largest` says of them, (users, columns), if it is known.
     """
     rows = values.astype(np.float64, copy=False)
     m = rows.shape[1]
     means: Array = (np.full((1, m), 1 / m) @ rows)[:, 0]
-    return np.where(np.abs(means) <= ROUNDING * np.abs(rows).max(axis=1), 0.0, means)
+    return np.where(np.abs(means) <= ROUNDING * (find_largest(rows) if largest is None else largest), 0.0, means)
 
 
 def find_signed_octaves(values: Array) -> Integers:
@@ -194,10 +195,10 @@ class PanelMoments:
         check_shapes(X, y, columns=(self.scale, self.centre, self.between))
         joined = np.concatenate([X, y], axis=2).astype(np.float64, copy=False)
         np.copyto(joined, self.centre, where=np.isnan(joined))
-        means = _average_columns(joined)
+        largest = find_largest(joined)
+        means = _average_columns(joined, largest)
         rows = joined - means[:, None, :] if self.intercept else joined
-        rounding = ROUNDING * np.abs(joined).max(axis=1, keepdims=True)
-        rows = np.where(np.abs(rows) > rounding, rows, 0.0)
+        rows = np.where(np.abs(rows) > ROUNDING * largest[:, None], rows, 0.0)
         within = np.zeros((users, m + 1, joined.shape[2] + 1))
         within[:, :m, :-1] = rows / self.scale
         within[:, m, -1] = np.sqrt(max(m - self.intercept, 0))

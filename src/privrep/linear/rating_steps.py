@@ -20,8 +20,9 @@ from privrep.local.least_squares import ROUNDING, centre_rows
 from privrep.local.representation import Ratings
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.columns import NonNegativeColumns
-from privrep.privacy.contributions import Counts, RowMoments, Vectors
+from privrep.privacy.contributions import Counts, Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch
+from privrep.privacy.sparse_moments import SparseMoments
 from privrep.typing import Array, Axes, Floats, Integers, Matrix
 
 FARTHEST = 2.0  # most that a user's level may lie off the centre, in units of levels' deviation
@@ -189,18 +190,15 @@ class RatingPairs:
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         """Return `pairs` and `together` of each user."""
         X, y = _check_batch(batch, self.offset)
-        users, d = len(X), X.shape[2]
-        place = np.full(d, -1)
+        users = len(X)
+        place = np.full(X.shape[2], -1)
         place[self.items] = np.arange(len(self.items))
         user, item, values = _sum_by_item(X, _subtract_fit(X, y, self.offset, self.ratings))
         kept = place[item] >= 0
         user, item, values = user[kept], place[item[kept]], values[kept]
-        parts: dict[str, Contributions] = {}
-        for name, numbers in (("pairs", values), ("together", np.ones(len(values)))):
-            rows = np.zeros((users, 1, len(self.items)))
-            rows[user, 0, item] = _scale_to_unit(numbers, user, users)
-            parts[name] = RowMoments(rows, np.ones(users))
-        return parts
+        units = (_scale_to_unit(numbers, user, users) for numbers in (values, np.ones(len(values))))
+        pairs, together = (SparseMoments(user, item, unit, users, len(self.items)) for unit in units)
+        return {"pairs": pairs, "together": together}
 
 
 @dataclass(frozen=True)

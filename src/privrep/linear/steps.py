@@ -14,6 +14,7 @@ from privrep.local.least_squares import (
     ROUNDING,
     centre_rows,
     centre_targets,
+    find_largest,
     fit_ridge,
     move_users_last,
     subtract_mean,
@@ -88,7 +89,7 @@ class FeatureSizes:
             values: (users, m, columns).
         """
         rows = values.astype(np.float64, copy=False)
-        rounding = ROUNDING * np.abs(rows).max(axis=1, initial=0.0)
+        rounding = ROUNDING * find_largest(rows)
         rows = centre_rows(rows) if self.intercept else rows
         sizes = np.sqrt((rows**2).sum(axis=1) / max(values.shape[1] - self.intercept, 1))
         return find_octaves(np.where(sizes > rounding, sizes, 0.0))

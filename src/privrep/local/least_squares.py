@@ -55,6 +55,20 @@ def sum_columns(values: Floats) -> Floats:
     return total
 
 
+def find_largest(values: Floats) -> Floats:
+    """Return the largest size of each column of each user's rows (users, rows, columns): (users, columns).
+
+    Few rows are compared one after the other, several times faster than NumPy does it along an axis in the middle.
+    """
+    if not 0 < values.shape[1] <= len(values):
+        return np.asarray(np.abs(values).max(axis=1, initial=0.0))
+    largest = np.abs(values[:, 0])
+    size = np.empty_like(largest)
+    for j in range(1, values.shape[1]):
+        np.maximum(largest, np.abs(values[:, j], out=size), out=largest)
+    return np.asarray(largest)
+
+
 def centre_rows(values: Floats) -> Floats:
     """Return rows minus their user's mean, along axis 1 of (users, rows) or (users, rows, features)."""
     m = values.shape[1]

@@ -9,6 +9,7 @@ from pathlib import Path
 from privrep.data.categories import MOST_CLASSES, Categories
 from privrep.errors import InputError
 from privrep.linear.alternation import FOR_NUMBERS
+from privrep.local.cores import one_core
 from privrep.models.description import Columns, Config, make_loss
 from privrep.models.folder import Described, ModelFolder
 from privrep.models.model import CLASSES_PAGE, TABLE, Model, describe
@@ -79,7 +80,8 @@ def learn(
         if on_page is not None:
             on_page(page, run.ledger.epsilon)
 
-    with Run.open(known, budget, seed=config.seed, folder=folder, on_release=on_release, account=account) as run:
+    opened = Run.open(known, budget, seed=config.seed, folder=folder, on_release=on_release, account=account)
+    with one_core(), opened as run:
         if isinstance(users, PendingColumns):
             columns = _select(users, columns, run, may_be_empty=config.ratings)
             run = run.with_users(users.make(columns))

@@ -29,7 +29,7 @@ import numpy as np
 from privrep.linear.location import Location, find_location
 from privrep.linear.method import Method, Problem
 from privrep.linear.offsets import Evidence, Items, Offsets, estimate_offsets
-from privrep.linear.pairs import PairSums, TastePlan, find_factors, plan_taste, read_together
+from privrep.linear.pairs import PairSums, TastePlan, find_factors, plan_taste, read_together, see_factors
 from privrep.linear.panel_steps import list_typical_rows
 from privrep.linear.rating_steps import (
     FARTHEST,
@@ -258,7 +258,7 @@ class _Fit:
             if found
         )
         together = read_together(counts)
-        if not len(find_factors(sums, together, rank, beyond=0.0)[1]):
+        if not see_factors(sums, together):
             return self.with_passes(LEFT_PASSES, mu_squared - first)
         again = self.run.release("taste-2", step, {"pairs": Query(bound, mu_squared - first)})["pairs"]
         sums = sums.average(PairSums(symmetrise(again.value), again.sigma / math.sqrt(2)))
