@@ -4,21 +4,21 @@ Formal guarantee of sums. Let c_i be the contributions of the users of a populat
 of its grid (`privacy.grid`), and r how far rounding moves a vector of the bound's size. Let users be cut into blocks in
 any way, and let the results of `clip_and_sum` over the blocks be added up.
 * The result is sum_i q_i s, exactly. q_i is a vector of integers, a function of user i's contribution alone.
-* ||q_i s|| <= (1 + 2^-19) C + r for every user. By the contract of `Contributions.norms`, a weighted contribution is at
-  most (1 + 2^-19) L long, where L is the length it was clipped to: norms are no smaller than 1 - 2^-20 of the exact
-  ones, but for 2^-440, and C is no smaller than 2^-400. Rounding moves it by at most e_i, by the contract of
-  `Contributions.roundings`, and L + e_i <= C + r.
+* ||q_i s|| <= R = (1 + 2^-18) C + r for every user. Let L be the length that user i is clipped to. A weighted
+  contribution is at most (1 + 2^-19) L long: norms are no smaller than 1 - 2^-20 of the exact ones, but for 2^-440, and
+  C is no smaller than 2^-400. Rounding moves it by at most e_i + 2^-20 C, by the contract of `Contributions.roundings`.
+  L is chosen so that L + e_i <= C + r.
 * All of it holds whatever the data: any numbers of float32 or float64, zeros, subnormal, infinite or NaN, however
   unequal within a user, and for any number of users.
 * A user whose contribution is not finite counts as the zero vector. So does one that is out of the range of its kind,
   which is stated there, or is longer than 2^1000 C.
-* Hence the L2 sensitivity of the sum, with R = (1 + 2^-18) C + r, is
+* Hence the L2 sensitivity of the sum is
       R           when one user is added or removed,
       2 R         when one user's rows are replaced, or
       sqrt(2) R   when they are replaced and the bound is `acute`.
 * Acute means that any two possible contributions have a non-negative inner product, as counts and positive
   semi-definite matrices do. Then |a - b|^2 <= |a|^2 + |b|^2. Rounded contributions are acute as well, or their kind
-  counts sqrt(2) times their rounding as e_i: |a' - b'| <= sqrt(2) L + 2 e_i.
+  counts sqrt(2) times their rounding as e_i: |a' - b'| <= sqrt(2) L + 2 e_i / sqrt(2) = sqrt(2) (L + e_i).
 
 Formal guarantee of functions of a whole batch of users. Such a function is a sum of terms, one term or a term for every
 pair of rows. Terms are clipped instead of users. Let T be the `terms_per_user` of the bound.
@@ -92,7 +92,8 @@ class Contributions(Protocol):
 
         That is an upper bound of ||q_i step - w_i c_i|| for all weights with w_i norms_i <= norm, where q_i is what
         `grid_sum` adds of contribution i. For an acute kind it is sqrt(2) times that, unless rounded contributions are
-        acute as well. Terms of a function of the whole batch are not rounded one by one: for them it is zero.
+        acute as well. It may be too small by 2^-20 of `norm`, for what float64 does before anything is rounded. Terms
+        of a function of the whole batch are not rounded one by one: for them it is zero.
         """
         ...
 

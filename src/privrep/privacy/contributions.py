@@ -350,7 +350,10 @@ class Concatenated(_Combined):
         return np.sqrt(_add_in_order([_check_norms(part) ** 2 for part in self.parts])) * (1 + 1e-12)
 
     def roundings(self, norm: float, step: float) -> Array | float:
-        return np.sqrt(_add_in_order([np.square(part.roundings(norm, step)) for part in self.parts]))
+        parts = [np.asarray(part.roundings(norm, step)) for part in self.parts]
+        if self.acute:  # some may be acute after rounding and others not: each moves the whole by what it moves by
+            return _add_in_order(parts)
+        return np.sqrt(_add_in_order([np.square(part) for part in parts]))
 
     def grid_sum(self, weights: Array, step: float) -> Integers:
         return np.concatenate([part.grid_sum(weights, step) for part in self.parts])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from privrep.privacy.grid import round_weighted
 from privrep.privacy.scaling import LARGEST_FACTOR, sum_squares
 from privrep.typing import Array
 
@@ -64,7 +65,7 @@ def round_factors(left: NDArray[Any], right: NDArray[Any], weights: Array, root:
     a, b = (np.sqrt((factor.astype(np.float64, copy=False) ** 2).sum(axis=1)) for factor in (left, right))
     absent = (a == 0) | (b == 0)
     first, second = (np.where(absent, 0.0, by)[:, None] for by in balance(a, b, weights[:, 0]))
-    return np.rint(left * (first / root)), np.rint(right * (second / root))
+    return round_weighted(left, first / root), round_weighted(right, second / root)
 
 
 def balance(first: Array, second: Array, weights: Array) -> tuple[Array, Array]:
@@ -75,6 +76,6 @@ def balance(first: Array, second: Array, weights: Array) -> tuple[Array, Array]:
         second: lengths, (n,).
         weights: w, (n,).
     """
-    e, f, g = (np.frexp(np.where(lengths > 0, lengths, 1.0))[1] for lengths in (first, second, weights))
-    shift = (f - e - g) // 2
+    (a, e), (_, f), (w, g) = (np.frexp(np.where(lengths > 0, lengths, 1.0)) for lengths in (first, second, weights))
+    shift = (f - e - g - np.frexp(a * w)[1]) // 2  # the first is in [2^(n-1), 2^n), the second in [2^(n-1), 2^(n+1))
     return np.ldexp(weights, shift), np.ldexp(1.0, -shift)
