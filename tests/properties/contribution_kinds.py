@@ -324,4 +324,6 @@ def wild(draw: st.DrawFn, dtype: type, users: int = 1) -> Numbers:
 def tame(draw: st.DrawFn, dtype: type, users: int = 1) -> Numbers:
     """Numbers from 2^-100 to 2^100."""
     exponents = draw(st.lists(st.integers(-90, 90), min_size=8, max_size=8))
-    return Numbers(draw(st.integers(0, 2**32 - 1)), dtype, exponents, None, draw(st.sampled_from([0, 2, 10])), 0.0, users)
+    return Numbers(
+        draw(st.integers(0, 2**32 - 1)), dtype, exponents, None, draw(st.sampled_from([0, 2, 10])), 0.0, users
+    )
