@@ -26,10 +26,14 @@ from privrep.privacy.protocol import Step, StepSpec, UserBatch, Users
 from privrep.typing import Array, Floats
 
 
+SHORTEST = 2.0**-300  # bound of a statistic of which nobody sends anything
+
+
 class UnclippedSums:
     """Exact sums of users' contributions under bounds that reach beyond the longest one. NOT PRIVATE.
 
-    A bound that is far too long would leave sums few digits, so bounds follow what was seen.
+    A bound that is far too long would leave sums few digits, so bounds follow what was seen. The first pass of a
+    statistic does nothing else.
     """
 
     def __init__(self, users: Users) -> None:
@@ -43,9 +47,9 @@ class UnclippedSums:
             asked = {key: Bound(self._bounds.get(key, 1.0), size) for key, size in sizes.items()}
             sums = self._users.sums(seen, asked)
             longest = {key: max(lengths) for key, lengths in seen.longest.items()}
-            if all(2 * longest[key] <= bound.norm for key, bound in asked.items()):
+            if all(key in self._bounds and 2 * longest[key] <= bound.norm for key, bound in asked.items()):
                 return {key: one.value for key, one in sums.items()}
-            self._bounds |= {key: max(4 * longest[key], bound.norm) for key, bound in asked.items()}
+            self._bounds |= {key: max(4 * longest[key], self._bounds.get(key, SHORTEST)) for key in asked}
 
 
 @dataclass(frozen=True)
