@@ -25,7 +25,6 @@ from privrep.privacy.contributions import Vectors, pack, packed_size, symmetrise
 from privrep.privacy.protocol import Step, StepSpec, UserBatch, Users
 from privrep.typing import Array, Floats
 
-
 SHORTEST = 2.0**-300  # bound of a statistic of which nobody sends anything
 
 
