@@ -28,8 +28,8 @@ from privrep.typing import Array, Floats
 SHORTEST = 2.0**-300  # bound of a statistic of which nobody sends anything
 
 
-class UnclippedSums:
-    """Exact sums of users' contributions under bounds that reach beyond the longest one. NOT PRIVATE.
+class PlainSums:
+    """Exact sums of users' contributions under bounds that reach beyond the longest one: plain sums. NOT PRIVATE.
 
     A bound that is far too long would leave sums few digits, so bounds follow what was seen. The first pass of a
     statistic does nothing else.
@@ -98,7 +98,7 @@ def fit_fedrep(
     inverse_scale = np.ones(users.facts.features) if scale is None else 1 / scale
     U = _find_spectral_basis(users, rank, inverse_scale, intercept)
     d, k = U.shape
-    add_up, sizes = UnclippedSums(users), {"gradient": d * k, "heads": packed_size(k)}
+    add_up, sizes = PlainSums(users), {"gradient": d * k, "heads": packed_size(k)}
     for _ in range(rounds):
         sums = add_up(FullGradient(U, inverse_scale, intercept), sizes)
         largest = float(np.linalg.eigvalsh(unpack(sums["heads"]))[-1])
@@ -140,7 +140,7 @@ def _find_spectral_basis(users: Users, rank: int, inverse_scale: Array, intercep
         intercept: whether users have intercepts.
     """
     step, size = PairMoments(FeatureTransform(1 / inverse_scale), intercept), users.facts.features**2
-    total = UnclippedSums(users)(step, {"moments": size})["moments"]
+    total = PlainSums(users)(step, {"moments": size})["moments"]
     return np.linalg.eigh(symmetrise(total))[1][:, ::-1][:, :rank]
 
 
