@@ -30,7 +30,7 @@ from privrep.privacy.accounting import (
 )
 from privrep.privacy.batches import compute_batch_deltas
 from privrep.privacy.billboard import Billboard
-from privrep.privacy.bounds import NORM_SLACK, Bound, LossBound
+from privrep.privacy.bounds import BATCH_SLACK, MAX_TERMS, MAX_USERS, Bound, LossBound
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import BatchTerm, Concatenated, NormAtMost, Summed, Vectors
 from privrep.privacy.events import Batched, Event, Gaussian, Relation, Sampled, event_from_json, event_to_json
@@ -258,10 +258,11 @@ def test_large_batches_have_everyone_in_them_once() -> None:
     assert Fixed(3, 9).sample(b"k" * 32).key.hex() not in repr(Fixed(3, 9).sample(b"k" * 32))
 
 
-@pytest.mark.parametrize(("size", "count"), [(0, 5), (6, 5), (2.0, 5), (True, 5), (3, 2**24), ("3", 5)])
+@pytest.mark.parametrize(("size", "count"), [(0, 5), (6, 5), (2.0, 5), (True, 5), (3, MAX_USERS + 1), ("3", 5)])
 def test_a_batch_is_some_of_the_users(size: Any, count: Any) -> None:
     with pytest.raises(InputError, match="a batch has"):
         Fixed(size, count)
+    assert Fixed(3, MAX_USERS).count == MAX_USERS
 
 
 def test_fixed_batches_are_for_replacing() -> None:
@@ -427,7 +428,7 @@ def test_bounds_and_kinds_must_agree_on_what_one_user_touches() -> None:
     with pytest.raises(InputError, match="touches 2 terms"):
         clip_to_numbers(Several(vector), Bound(1.0, 2, terms_per_user=1))
     assert clip_to_numbers(Several(vector), Bound(9.0, 2, terms_per_user=2)).tolist() == [1.0, 1.0]
-    for terms, acute in ((0.5, False), (math.nan, False), (1, True), (2**24, False)):
+    for terms, acute in ((0.5, False), (math.nan, False), (1, True), (MAX_TERMS + 1, False)):
         with pytest.raises(InputError, match="whole batch is not acute"):
             Bound(1.0, 2, acute, terms)
 
@@ -479,8 +480,8 @@ def test_noise_of_sigma_times_the_clip_on_a_batch_gradient_is_charged_as_half_of
     assert isinstance(event, Batched)
     assert (name, event.rate, event.relation, event.count) == ("page/mean", 0.2, relation, 1)
     assert event.noise_multiplier == pytest.approx(sigma / 2, rel=1e-12)
-    assert released.sigma == pytest.approx(sigma * clip, rel=2 * NORM_SLACK)
-    assert released.sigma >= sigma * clip * (1 + NORM_SLACK)
+    assert released.sigma == pytest.approx(sigma * clip, rel=2 * BATCH_SLACK)
+    assert released.sigma >= sigma * clip * (1 + BATCH_SLACK)
     assert ledger.epsilon > 1.5 * compute_epsilon([Batched(sigma, 0.2, relation)], 1e-5)  # what sigma would have cost
     # and it can be turned round: by a batch whose gradient is the opposite
     totals = [

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipping import add_up, clip_to_numbers
+from clipping import STEP, add_up, clip_to_numbers
 from privrep.errors import InputError
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Bound, Contributions
 from privrep.privacy.columns import SparseColumns
@@ -23,14 +23,28 @@ from privrep.privacy.contributions import (
     Vectors,
     pack,
     packed_size,
+    symmetrise,
     unpack,
 )
+from privrep.privacy.grid import grid_step
 
 seeds = st.integers(0, 2**32 - 1)
 
 
+def choose_step(sent: Contributions, weights: np.ndarray) -> float:
+    """Return the step of the bound that the longest of the weighted contributions just keeps."""
+    return grid_step(float((weights * sent.norms()).max(initial=0.0)) or 1.0)
+
+
+def moved_at_most(sent: Contributions, weights: np.ndarray, step: float) -> float:
+    """Return how far rounding may move this sum, by what its kind says of every user."""
+    norm = float((weights * sent.norms()).max(initial=0.0))
+    each = np.broadcast_to(sent.roundings(norm, step), weights.shape)
+    return float(each[weights > 0].sum()) + np.count_nonzero(weights) * 2.0**-20 * norm
+
+
 def dense_moments(rows: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """(users, packed): scale * sum over pairs of different rows of a a'^T, pair by pair, in long double."""
+    """(users, d * d): scale * sum over pairs of different rows of a a'^T, pair by pair, in long double."""
     users, m, d = rows.shape
     A = rows.astype(np.longdouble)
     Z = np.zeros((users, d, d), dtype=np.longdouble)
@@ -38,7 +52,7 @@ def dense_moments(rows: np.ndarray, scale: np.ndarray) -> np.ndarray:
         for other in range(m):
             if j != other:
                 Z += A[:, j, :, None] * A[:, other, None, :]
-    return pack(Z * scale[:, None, None].astype(np.longdouble))
+    return (Z * scale[:, None, None].astype(np.longdouble)).reshape(users, d * d)
 
 
 def dense_counts(cells: np.ndarray, size: int) -> np.ndarray:
@@ -76,6 +90,19 @@ def test_the_size_of_a_triangle_gives_back_its_side(d: int) -> None:
     assert unpack(np.zeros(packed_size(d))).shape == (d, d)
 
 
+@given(st.integers(1, 9), seeds)
+def test_whole_matrices_that_are_symmetrised_have_as_little_noise_as_packed_ones(d: int, seed: int) -> None:
+    """They are the mean of a matrix and its transpose: the nearest symmetric matrix to what was released."""
+    rng = np.random.default_rng(seed)
+    noise = rng.normal(size=d * d)
+    found = symmetrise(noise)
+    assert found.shape == (d, d)
+    assert np.array_equal(found, found.T)
+    assert found == pytest.approx((noise.reshape(d, d) + noise.reshape(d, d).T) / 2, rel=1e-15)
+    symmetric = found + found.T
+    assert np.array_equal(symmetrise(symmetric.ravel()), symmetric)
+
+
 # Norms and sums
 
 
@@ -91,7 +118,11 @@ def test_cross_moments_equal_the_sum_over_pairs(users: int, m: int, d: int, dtyp
     norms = moments.norms()
     assert (norms >= exact * (1 - 1e-15)).all()
     assert (norms <= np.maximum(exact, scale * mass / 64) + 2e-6 * scale * mass).all()
-    assert add_up(moments, weights) == pytest.approx((weights @ dense).astype("f8"), rel=1e-9, abs=1e-9)
+    step = choose_step(moments, weights)
+    total = add_up(moments, weights, step)
+    assert total.shape == (d * d,)
+    assert np.array_equal(total.reshape(d, d), total.reshape(d, d).T)
+    assert np.linalg.norm(total - (weights @ dense).astype("f8")) <= moved_at_most(moments, weights, step)
 
 
 def test_cross_moments_of_more_rows_than_one_product_may_add() -> None:
@@ -100,14 +131,32 @@ def test_cross_moments_of_more_rows_than_one_product_may_add() -> None:
     moments = CrossMoments(rows, np.array([1e-6]))
     s = rows[0].sum(axis=0)
     Z = 1e-6 * (np.outer(s, s) - rows[0].T @ rows[0])
-    assert add_up(moments, np.array([0.5])) == pytest.approx(0.5 * pack(Z), rel=1e-9)
+    weights = np.array([0.5])
+    step = choose_step(moments, weights)
+    moved = np.linalg.norm(add_up(moments, weights, step) - 0.5 * Z.ravel())
+    assert moved <= moved_at_most(moments, weights, step) <= 2e-2 * np.linalg.norm(Z)
     assert moments.norms()[0] >= np.linalg.norm(Z)
+
+
+@pytest.mark.parametrize("kind", [RowMoments, CrossMoments])
+def test_moments_of_rows_on_the_grid_are_exact_however_many(kind: type) -> None:
+    """Rows that are whole in roots of a step: nothing is rounded, and more rows are added up than one product may."""
+    whole = np.random.default_rng(0).integers(-9, 10, (3, 2 * MAX_ROWS_PER_SUM + 5, 3))
+    squares = np.einsum("uma,umb->uab", whole, whole)
+    if kind is CrossMoments:
+        sums = whole.sum(axis=1)
+        squares = sums[:, :, None] * sums[:, None, :] - squares
+    sent = kind(whole * 2.0**-22, np.ones(3))
+    assert sent.grid_sum(np.ones(3), 2.0**-44).tolist() == squares.sum(axis=0).ravel().tolist()
+    assert sent.grid_sum(np.array([1.0, 0.0, 4.0]), 2.0**-44).tolist() == (squares[0] + 4 * squares[2]).ravel().tolist()
 
 
 def test_one_row_has_no_pairs() -> None:
     moments = CrossMoments(np.ones((1, 1, 3)), np.array([0.0]))
-    assert np.array_equal(add_up(moments, np.ones(1)), np.zeros(6))
+    assert np.array_equal(add_up(moments, np.ones(1)), np.zeros(9))
     assert moments.norms()[0] == 0.0
+    others = CrossMoments(np.random.default_rng(0).normal(size=(40, 1, 3)), np.ones(40))
+    assert not add_up(others, np.random.default_rng(1).random(40)).any()  # a row's square is rounded as its sum's is
 
 
 @given(st.integers(1, 8), st.integers(1, 20), st.sampled_from(["f8", "f4"]), seeds)
@@ -119,8 +168,11 @@ def test_vectors_are_themselves(users: int, size: int, dtype: str, seed: int) ->
     exact = np.linalg.norm(values.astype("f8"), axis=1)
     assert vectors.norms() == pytest.approx(exact, rel=1e-10)
     assert (vectors.norms() >= exact * (1 - 1e-13)).all()
-    scale = float((weights * exact).sum())
-    assert np.linalg.norm(add_up(vectors, weights) - weights @ values.astype("f8")) <= 2.0**-34 * scale
+    step = choose_step(vectors, weights)
+    whole = np.rint(weights[:, None] * values.astype(np.longdouble) / np.longdouble(step))
+    found = add_up(vectors, weights, step)
+    assert np.abs(found / step - whole.sum(axis=0)).max() <= users * 2.0**-14  # one where a middle is hit
+    assert np.linalg.norm(found - weights @ values.astype("f8")) <= users * vectors.roundings(1.0, step)
 
 
 @given(st.integers(1, 8), st.integers(1, 4), seeds)
@@ -131,9 +183,9 @@ def test_counts_are_sums_of_unit_vectors(users: int, each: int, seed: int) -> No
     weights = rng.uniform(0, 1, users)
     counts, dense = Counts(cells, 10), dense_counts(cells, 10)
     assert counts.norms() == pytest.approx(np.linalg.norm(dense, axis=1), rel=1e-15)
-    assert add_up(counts, weights) == pytest.approx(weights @ dense, rel=1e-13, abs=1e-300)
-    assert add_up(counts, weights).shape == (10,)
-    assert add_up(counts, weights).dtype == np.float64
+    assert np.array_equal(add_up(counts, weights), np.rint(weights / STEP) @ dense * STEP)
+    assert counts.grid_sum(weights, STEP).shape == (10,)
+    assert counts.grid_sum(weights, STEP).dtype == np.int64
 
 
 # The kinds made of others, and those that are mostly zero
@@ -151,7 +203,7 @@ def some_slots(rng: np.random.Generator, users: int, d: int, k: int, p: int) -> 
 
 def dense_rows(rows: np.ndarray, scale: np.ndarray) -> np.ndarray:
     A = rows.astype(np.longdouble)
-    return pack(np.einsum("uma,umb->uab", A, A) * scale[:, None, None])
+    return (np.einsum("uma,umb->uab", A, A) * scale[:, None, None]).reshape(len(A), -1)
 
 
 def some_of_every_kind(rng: np.random.Generator, users: int) -> dict[str, tuple[Contributions, np.ndarray]]:
@@ -160,7 +212,7 @@ def some_of_every_kind(rng: np.random.Generator, users: int) -> dict[str, tuple[
         rng.normal(size=(users, 4, 3)) * np.exp(3 * rng.normal(size=(users, 1, 1))),
         rng.uniform(0.1, 2, users),
     )
-    values = rng.normal(size=(users, packed_size(3)))
+    values = rng.normal(size=(users, 9))
     counts = np.stack([rng.permutation(6)[:2] for _ in range(users)])
     moments, products = RowMoments(rows, scale), CrossMoments(rows, scale)
     positive, slots = NonNegative(np.abs(values)), some_slots(rng, users, 5, 2, 3)
@@ -196,9 +248,9 @@ def test_norms_are_upper_bounds_and_sums_those_of_full_vectors(kind: str, users:
     if kind not in ("together", "cross moments", "beside, others"):
         assert norms == pytest.approx(exact.astype(float), rel=1e-8)  # and not much more than the norm
     weights = np.where(rng.random(users) < 0.3, 0.0, rng.uniform(0, 1, users))
-    total = add_up(sent, weights)
-    error = np.linalg.norm((total - weights.astype(np.longdouble) @ full).astype(float))
-    assert error <= 2.0**-34 * float((weights * norms).sum())
+    step = choose_step(sent, weights)
+    error = np.linalg.norm((add_up(sent, weights, step) - weights.astype(np.longdouble) @ full).astype(float))
+    assert error <= moved_at_most(sent, weights, step) <= users * 1e-3 * (weights * norms).max(initial=0.0)
 
 
 @pytest.mark.parametrize("kind", ["row moments", "vectors", "non-negative", "slots"])
@@ -222,15 +274,15 @@ def test_norms_are_no_less_than_the_exact_ones(kind: str, size: int, exponent: i
 
 @given(st.integers(2, 6), seeds)
 def test_acute_kinds_never_point_away_from_each_other(users: int, seed: int) -> None:
-    """Any two users: the inner product of what they add to the sum is not negative, but for rounding."""
+    """Any two users: the inner product of what they add to the sum, in whole steps, is not negative."""
     rng = np.random.default_rng(seed)
     acute = {name: sent for name, (sent, _) in some_of_every_kind(rng, users).items() if sent.acute}
     assert acute.keys() == {"row moments", "non-negative", "beside"}
     acute["counts"] = Counts(rng.integers(-1, 6, (users, 1)), 6)
     for sent in acute.values():
-        each = np.stack([add_up(sent, weights) for weights in np.eye(users)])
-        inner, lengths = each @ each.T, np.linalg.norm(each, axis=1)
-        assert (inner >= -1e-12 * np.outer(lengths, lengths)).all()
+        step = choose_step(sent, np.ones(users))
+        each = np.stack([sent.grid_sum(weights, step) for weights in np.eye(users)]).astype(object)
+        assert (each.dot(each.T) >= 0).all()
 
 
 def test_a_negative_entry_or_a_cell_named_twice_makes_a_user_count_as_nothing() -> None:
@@ -241,7 +293,7 @@ def test_a_negative_entry_or_a_cell_named_twice_makes_a_user_count_as_nothing() 
     assert total == pytest.approx([1.0, 2.0])
     beside = Concatenated((NonNegative(values), RowMoments(np.ones((4, 1, 1)), np.ones(4))))
     assert np.array_equal(np.isfinite(beside.norms()), [True, False, True, False])
-    assert clip_to_numbers(beside, Bound(10.0, 3, acute=True)) == pytest.approx([1.0, 2.0, 2.0])
+    assert clip_to_numbers(beside, Bound(10.0, 3, acute=True)) == pytest.approx([1.0, 2.0, 2.0], rel=1e-4)
     assert np.array_equal(
         clip_to_numbers(Counts(np.array([[0, 0], [-1, -1]]), 2), Bound(2.0, 2, acute=True)), [0.0, 0.0]
     )
@@ -259,7 +311,7 @@ def test_parts_decide_whether_the_whole_is_acute() -> None:
 # Promises of the protocol
 
 
-SPOILT = Vectors(np.array([[1.0, 2.0, 3.0], [np.nan, np.inf, 1.0], [4.0, 5.0, 6.0]]))
+SPOILT = Vectors(np.array([[1.0, 2.0, 3.0, 4.0], [np.nan, np.inf, 1.0, 2.0], [4.0, 5.0, 6.0, 7.0]]))
 
 
 @pytest.mark.parametrize(

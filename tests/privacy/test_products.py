@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipping import add_up, clip_to_numbers
+from clipping import STEP, add_up, clip_to_numbers
 from privrep.errors import InputError
 from privrep.privacy import contributions as kinds
 from privrep.privacy.bounds import Bound
@@ -41,15 +41,23 @@ def test_norms_and_sums_are_those_of_the_products(shape: tuple[int, int, int]) -
     assert (sent.norms() >= norms).all()
     assert sent.norms() == pytest.approx(np.maximum(norms, mass / 64), rel=1e-3, abs=1e-12)
     weights = np.linspace(0.0, 2.0, 11)
-    assert add_up(sent, weights) == pytest.approx(weights @ plain, rel=1e-12, abs=1e-11)
+    norm = float((weights * sent.norms()).max())
+    moved = np.linalg.norm(add_up(sent, weights) - weights @ plain)
+    assert moved <= sent.roundings(norm, STEP).sum() + 11 * 2.0**-20 * norm
+    assert moved <= 1e-4 * norm * np.sqrt(shape[0])
 
 
 @pytest.mark.parametrize("way", BY)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_both_ways_to_a_norm_agree(way: str, shape: tuple[int, int, int]) -> None:
     sent = some(5, shape)
-    found, _ = BY[way](sent.left.astype(np.float64), sent.right.astype(np.float64))
+    found, large, ratio = BY[way](sent.left.astype(np.float64), sent.right.astype(np.float64))
     assert found == pytest.approx(sent.norms(), rel=1e-4)
+    assert not large.any()
+    mass = (np.linalg.norm(sent.left, axis=2) * np.linalg.norm(sent.right, axis=2)).sum(axis=1)
+    assert (ratio * found >= mass).all()
+    assert ratio * found == pytest.approx(np.where(found > 0, mass, 0.0), rel=1e-4)
+    assert ratio.max() <= 65
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.integers(-40, 40), st.integers(0, 2**32 - 1))
@@ -103,19 +111,28 @@ def test_a_user_with_a_number_that_is_not_finite_counts_as_nothing(value: float)
     sent.right[2, 1] = 0.0  # absent, but spoilt
     with np.errstate(all="ignore"):
         assert np.array_equal(np.isfinite(sent.norms()), [True, False, False, True])
-        total = clip_to_numbers(sent, Bound(1e6, 8))
-        assert total == pytest.approx(multiplied_out(Products(sent.left[[0, 3]], sent.right[[0, 3]])).sum(axis=0))
+        total = clip_to_numbers(sent, Bound(1e3, 8))
+    others = Products(sent.left[[0, 3]], sent.right[[0, 3]])
+    assert np.array_equal(total, clip_to_numbers(others, Bound(1e3, 8)))
+    assert total == pytest.approx(multiplied_out(others).sum(axis=0), rel=1e-3, abs=1e-2)
 
 
-def test_sums_are_as_exact_as_the_contract_asks_where_terms_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_where_terms_cancel_are_exact_and_the_same_however_rows_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(3)
     left, right = (rng.normal(size=(40, 50, n)).astype(np.float32) for n in (6, 4))
     left[:, 25:], right[:, 25:] = left[:, :25], -right[:, :25]  # every user's product is zero
     sent, weights = Products(left, right), rng.random(40)
-    for rows in (kinds.SUM_ROWS, 7):
-        monkeypatch.setattr(kinds, "SUM_ROWS", rows)
-        assert np.linalg.norm(add_up(sent, weights)) <= 2.0**-34 * (weights @ sent.norms())
+    for rows in (kinds.FEW_ROWS, 7):
+        monkeypatch.setattr(kinds, "FEW_ROWS", rows)
+        assert not add_up(sent, weights).any()  # rows that are opposite to each other are rounded to opposite ones
     assert (sent.norms() > 0).all()
+    others = some(40, (50, 6, 4))
+    sums = []
+    for rows in (512, 7, 1):
+        monkeypatch.setattr(kinds, "FEW_ROWS", rows)
+        sums.append(add_up(others, weights))
+    assert sums[0].any()
+    assert all(np.array_equal(each, sums[0]) for each in sums)
 
 
 def test_layers_stand_beside_each_other() -> None:
@@ -123,15 +140,17 @@ def test_layers_stand_beside_each_other() -> None:
     layers = Concatenated((first, second, bias))
     plain = np.hstack([multiplied_out(first), multiplied_out(second), bias.values])
     assert layers.norms() == pytest.approx(np.linalg.norm(plain, axis=1), rel=1e-3)
+    bound = Bound(0.7, 21)
     clipped = plain * np.minimum(1.0, 0.7 / layers.norms())[:, None]
-    assert clip_to_numbers(layers, Bound(0.7, 21)) == pytest.approx(clipped.sum(axis=0), rel=1e-9, abs=1e-12)
+    moved = np.linalg.norm(clip_to_numbers(layers, bound) - clipped.sum(axis=0))
+    assert (
+        moved <= 2 * np.sum(layers.roundings(0.7, bound.step)) + 5 * 2.0**-20 * 0.7
+    )  # they are shortened, and rounded
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InputError, match="equal rows"):
         Products(np.ones((2, 3, 4)), np.ones((2, 4, 4)))
-    with pytest.raises(InputError, match="fewer slots"):
-        Products(np.broadcast_to(np.float32(1), (2**12, 2**12, 1)), np.broadcast_to(np.float32(1), (2**12, 2**12, 1)))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -144,7 +163,7 @@ def test_long_vectors_are_the_same_a_few_users_at_a_time(dtype: type, monkeypatc
     norms, total = whole.norms(), add_up(whole, weights)
     monkeypatch.setattr(kinds, "AT_ONCE", 2500)
     assert np.array_equal(whole.norms(), norms, equal_nan=True)
-    assert add_up(whole, weights) == pytest.approx(total, rel=1e-13, abs=1e-13)
+    assert np.array_equal(add_up(whole, weights), total)
     assert np.isfinite(total).all()
 
 

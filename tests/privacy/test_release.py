@@ -17,14 +17,15 @@ from scipy.stats import chi2
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError, PrivrepError, ResumeError
 from privrep.privacy.billboard import Billboard
-from privrep.privacy.bounds import NORM_SLACK, Bound, BoundedSum, Contributions
+from privrep.privacy.bounds import NORM_SLACK, Bound, BoundedSum, Contributions, clip_and_sum
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Counts, Vectors
 from privrep.privacy.events import Gaussian
+from privrep.privacy.grid import grid_step
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger, noise_multiplier
 from privrep.privacy.node_noise import Noisy, NoisyUsers
-from privrep.privacy.noise import NoiseSource, grid_step, secure_noise, simulated_noise, to_grid
+from privrep.privacy.noise import NoiseSource, secure_noise, simulated_noise
 from privrep.privacy.protocol import EVERYONE, Audience, Facts, Step, StepSpec, UserBatch
 from privrep.privacy.release import release
 from privrep.privacy.run import Run
@@ -77,7 +78,7 @@ def queries(share: float = SHARE, norm: float = 1.5) -> dict[str, Query]:
 
 
 def zeros(size: int, norm: float = 1.5, acute: bool = False) -> BoundedSum:
-    return BoundedSum(np.zeros(size), Bound(norm, size, acute))
+    return BoundedSum(np.zeros(size, np.int64), Bound(norm, size, acute))
 
 
 # Refusal
@@ -109,8 +110,10 @@ def test_the_total_is_released_on_the_grid(users: Watched, spy: Any, budget: Bud
     sums = users.sums(Means(), {key: query.bound for key, query in queries().items()})
     for key, query in queries().items():
         step = grid_step(query.bound.norm)
-        assert np.array_equal(released[key].value, to_grid(sums[key].total, step) * step)
-        assert np.abs(released[key].value - sums[key].total).max() <= step / 2
+        assert step == query.bound.step
+        assert sums[key].total.dtype == np.int64
+        assert np.array_equal(released[key].value, sums[key].total * step)
+        assert np.array_equal(released[key].value, sums[key].value)
         assert np.array_equal(np.rint(released[key].value / step), released[key].value / step)
     assert released["largest"].value.sum() == 50
 
@@ -124,7 +127,7 @@ def test_sensitivity_includes_relation_slack_and_rounding(spy: Any, budget: Budg
     got = release({"s": zeros(size, norm, acute)}, {"s": query}, Ledger(budget), spy, "page")["s"]
     factor = 1.0 if budget is ADD else math.sqrt(2.0) if acute else 2.0
     step = grid_step(norm)
-    wanted = factor * norm * (1 + NORM_SLACK) + math.sqrt(size) * step
+    wanted = factor * (norm * (1 + NORM_SLACK) + math.sqrt(size) / 2 * step * (1 + 2.0**-10))
     assert got.sensitivity == pytest.approx(wanted, rel=1e-14)
     assert got.noise_multiplier == pytest.approx(1 / math.sqrt(SHARE), rel=1e-14)
     assert got.sigma == pytest.approx(got.noise_multiplier * wanted, rel=1e-14)
@@ -135,14 +138,15 @@ def test_sensitivity_includes_relation_slack_and_rounding(spy: Any, budget: Budg
 
 
 @given(st.integers(1, 40), st.floats(1e-3, 1e3), st.integers(0, 2**32 - 1))
-def test_rounded_totals_of_neighbours_stay_within_the_stated_sensitivity(size: int, norm: float, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    total = BoundedSum(rng.normal(size=size) * 100 * norm, Bound(norm, size))
-    move = rng.normal(size=size)
-    neighbour = total.total + move / np.linalg.norm(move) * total.sensitivity("replace-one-user")
-    step = grid_step(norm)
-    moved = np.linalg.norm((to_grid(total.total, step) - to_grid(neighbour, step)) * step)
-    assert moved <= total.sensitivity("replace-one-user") + math.sqrt(size) * step
+def test_totals_of_neighbours_on_the_grid_stay_within_the_stated_sensitivity(size: int, norm: float, seed: int) -> None:
+    """Of users who are clipped, one of whom turns round, or comes: as far as a user can move a sum, and no farther."""
+    rng, bound = np.random.default_rng(seed), Bound(norm, size)
+    values = rng.normal(size=(9, size)) * norm * 100
+    turned = np.concatenate([values[:8], -values[8:]])
+    here, there, without = (clip_and_sum(Vectors(some), bound) for some in (values, turned, values[:8]))
+    moved, came = (float(np.linalg.norm((here - other) * bound.step)) for other in (there, without))
+    assert 2 * norm * (1 - 1e-9) <= moved <= bound.sensitivity("replace-one-user")
+    assert norm * (1 - 1e-9) <= came <= bound.sensitivity("add-or-remove-one-user")
 
 
 @pytest.mark.parametrize("noise", [secure_noise, simulated_noise(5)], ids=["secure", "simulated"])

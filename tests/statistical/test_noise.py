@@ -14,7 +14,7 @@ import pytest
 from scipy.stats import binom, chi2, norm
 
 from privrep.errors import InputError
-from privrep.privacy.noise import DRAWS_AT_A_TIME, NoiseSource, grid_step, secure_noise, simulated_noise, to_grid
+from privrep.privacy.noise import DRAWS_AT_A_TIME, NoiseSource, secure_noise, simulated_noise
 
 ALARM = 1e-6
 WIDE = 2.0**20  # steps: what releases use, and more
@@ -156,21 +156,6 @@ def test_noise_too_wide_for_the_integers_is_refused(noise: NoiseSource) -> None:
     """A saturated draw is a known number: a total plus a known number is the total. It must not be handed out."""
     with np.errstate(all="ignore"), pytest.raises(InputError):
         noise("wide", 2.0**63, 100)
-
-
-@pytest.mark.parametrize("bound", [2.0**-120, 1e-3, 0.5, 1.0, 1.5, np.sqrt(2.0), 1e9])
-def test_the_grid_is_a_power_of_two_far_below_the_bound(bound: float) -> None:
-    step = grid_step(bound)
-    assert np.frexp(step)[0] == 0.5
-    assert 2.0**35 <= bound / step <= 2.0**36
-
-
-def test_rounding_to_the_grid_is_to_the_nearest_and_exact_on_it() -> None:
-    step = grid_step(3.0)
-    totals = np.random.default_rng(0).normal(size=1000) * 1e4
-    grid = to_grid(totals, step)
-    assert np.abs(grid * step - totals).max() <= step / 2
-    assert np.array_equal(to_grid(grid * step, step), grid)
 
 
 def test_draws_of_several_threads_are_independent() -> None:

@@ -23,7 +23,7 @@ delta')-DP. The argument, for neighbours D and D' that differ in the user u, und
                 <= e^epsilon (P(R(D') in S) + delta') + delta_G + delta'.
 
 For this to hold nothing public may depend on how many keys occur. So the sensitivity that scales the noise allows for
-rounding in MAX_SIZE coordinates rather than in those that there are. (It costs one part in two million.) A table
+rounding in MAX_SIZE coordinates rather than in those that there are. (It costs one part in eight million.) A table
 without any key is answered like any other. A key occurs if some user adds to it. One that its only holder leaves out
 because of MOST_KEYS does not occur: otherwise a user could bring more than MOST_KEYS keys of its own.
 
