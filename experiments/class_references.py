@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from privrep.data.table import UserTable
 from privrep.heads.classification import fit_class_shared
 from privrep.linear.class_steps import Encoded
-from privrep.linear.references import UnclippedSums, subspace_distance
+from privrep.linear.references import PlainSums, subspace_distance
 from privrep.linear.steps import PairMoments, project_centred, pull_rows
 from privrep.local.least_squares import subtract_mean, sum_columns
 from privrep.local.losses import Loss, fit_classes
@@ -49,7 +49,7 @@ def fedrep_classes(
     round moves nothing.
     """
     d, plain = users.facts.features, FeatureTransform.plain(users.facts.features)
-    add_up, step = UnclippedSums(users), Encoded(PairMoments(plain, intercept), loss.classes)
+    add_up, step = PlainSums(users), Encoded(PairMoments(plain, intercept), loss.classes)
     U = np.linalg.eigh(symmetrise(add_up(step, {"moments": d**2})["moments"]))[1][:, ::-1][:, :rank]
     sizes = {"gradient": d * rank, "curvature": packed_size(rank)}
     for _ in range(rounds):

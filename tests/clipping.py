@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from privrep.privacy.bounds import Bound, clip_and_sum
+from privrep.privacy.grid import grid_step
 from privrep.typing import Array
 
 
@@ -25,3 +26,18 @@ def add_up(contributions: Any, weights: Any, step: float = STEP) -> Array:
     total = contributions.grid_sum(np.asarray(weights, dtype=np.float64), step)
     assert total.dtype == np.int64
     return total * step
+
+
+def rounding_of(contributions: Any, weights: Any, step: float = STEP) -> float:
+    """Return how far rounding may move the weighted sum of contributions, by the promise of their kind."""
+    lengths = np.asarray(weights, dtype=np.float64) * contributions.norms()
+    longest = float(lengths.max(initial=0.0))
+    each = np.broadcast_to(contributions.roundings(longest, step), lengths.shape)
+    return float(each[lengths > 0].sum() + (lengths > 0).sum() * 2.0**-20 * longest)
+
+
+def check_sum(contributions: Any, weights: Any, wanted: Any) -> None:
+    """Check that a weighted sum is this one but for rounding, on the grid of its longest contribution."""
+    step = grid_step(float((np.asarray(weights) * contributions.norms()).max(initial=1e-300)))
+    total = add_up(contributions, weights, step)
+    assert np.linalg.norm(total - np.ravel(wanted)) <= rounding_of(contributions, weights, step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,16 +127,11 @@ def on_nodes(world: World, folder: Path) -> Iterator[Users]:
 Opener = Callable[[World, Path], AbstractContextManager[Users]]
 
 
-def whole(users: int) -> Sequence[int]:
-    return (users,)
-
-
 @dataclass(frozen=True)
 class Engine:
     """How an engine is opened, and what it does not promise."""
 
     open: Opener
-    ends: Callable[[int], Sequence[int]] = whole  # of the parts of a population whose sums are added one after another
     opens_files: bool = False  # and refuses what a file may not hold
     samples: bool = True  # that are drawn, for steps of fixed shape
 
@@ -151,7 +146,7 @@ ENGINES = {
     "the file of a node": Engine(file_of_a_node, opens_files=True),
     "isolated": Engine(isolated),
     "isolated, streamed": Engine(isolated_stream),
-    "isolated, one by one": Engine(one_by_one, lambda users: tuple(range(1, users + 1))),
+    "isolated, one by one": Engine(one_by_one),
 }
 if flwr is not None:
-    ENGINES["on nodes"] = Engine(on_nodes, lambda users: (16, 28, 36), samples=False)
+    ENGINES["on nodes"] = Engine(on_nodes, samples=False)

@@ -257,14 +257,19 @@ RULES = {
     "bounded sums are made": Rule(constructs("BoundedSum"), ("users/", "federated/wire/")),
     "contributions are clipped": Rule(_clipping, ("privacy/bounds.py",)),
     "clipping is asked for": Rule(calls("clip_and_sum"), ("users/", "federated/wire/")),
-    "norms and weighted sums of contributions are taken": Rule(
-        calls("norms", "weighted_sum"),
-        ("privacy/bounds.py", "privacy/contributions.py"),  # kinds that are made of others ask these
+    "norms and sums of contributions are taken": Rule(
+        calls("norms", "roundings", "grid_sum"),
+        (
+            "privacy/bounds.py",
+            "privacy/contributions.py",  # kinds that are made of others ask these
+            "linear/references.py",  # labelled not private: it looks for a bound that clips nobody
+        ),
     ),
     "the total of a bounded sum is read": Rule(
         reads("total"),
         (
             "privacy/release.py",
+            "privacy/bounds.py",  # its numbers are made of it
             "federated/wire/answering.py",  # a node sends it to the server that it was told to trust
             "users/isolated.py",  # checks each user's part before it is counted
             "linear/references.py",  # labelled not private
@@ -400,6 +405,21 @@ USERS_COMPUTE_IN = {
 def test_only_where_it_should_be(rule: str) -> None:
     broken = [line for name, path in MODULES.items() for line in RULES[rule].broken_by(name, parse(path))]
     assert not broken, f"{rule} outside {', '.join(RULES[rule].allowed) or 'nowhere'}:\n" + "\n".join(broken)
+
+
+def _hold_sums(name: str) -> bool:
+    """Whether bounded sums are made in this file, or asked for."""
+    places = (*RULES["bounded sums are made"].allowed, *RULES["users are asked for sums"].allowed)
+    return name.startswith(places)
+
+
+def test_the_numbers_of_a_bounded_sum_are_read_where_its_total_is() -> None:
+    """A release has a `value` as well, so this looks at files alone that come by bounded sums."""
+    rule = Rule(reads("value"), RULES["the total of a bounded sum is read"].allowed)
+    broken = [line for name, path in MODULES.items() if _hold_sums(name) for line in rule.broken_by(name, parse(path))]
+    assert not broken, "\n".join(broken)
+    assert _hold_sums("users/memory.py")
+    assert rule.broken_by("users/memory.py", ast.parse("print(sums['a'].value)"))
 
 
 @pytest.mark.parametrize(
@@ -543,7 +563,9 @@ def test_the_rule_sees_what_it_allows(rule: str) -> None:
         ("bounded sums are made", "bounds.BoundedSum(x, bound)"),
         ("contributions are clipped", "def _clip_rows(x): ..."),
         ("clipping is asked for", "clip_and_sum(c, bound)"),
-        ("norms and weighted sums of contributions are taken", "c.weighted_sum(w)"),
+        ("norms and sums of contributions are taken", "c.norms()"),
+        ("norms and sums of contributions are taken", "c.roundings(1.0, step)"),
+        ("norms and sums of contributions are taken", "c.grid_sum(w, step)"),
         ("the total of a bounded sum is read", "print(sums['a'].total)"),
         ("users are asked for sums", "run.users.sums(step, bounds)"),
         ("users are asked for sums", "holders.count_keys(bound)"),

@@ -25,7 +25,7 @@ from experiments.linear_theory import (
 )
 
 import runs
-from clipping import add_up
+from clipping import check_sum
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError
 from privrep.privacy.accounting import gaussian_epsilon
@@ -227,7 +227,7 @@ def test_a_user_of_several_rows_sends_their_mean_product():
     for user, expected in enumerate(full):
         weights = np.zeros(3)
         weights[user] = 1.0
-        assert add_up(sent, weights) == pytest.approx(expected)
+        check_sum(sent, weights, expected)
         assert sent.norms()[user] >= np.linalg.norm(expected)
 
 

@@ -73,6 +73,15 @@ def test_fedrep_in_declared_scales():
     np.testing.assert_allclose(scaled.scale, scale)
 
 
+@pytest.mark.parametrize("unit", [2.0**-60, 2.0**60])
+def test_fedrep_in_any_unit_of_targets(unit):
+    """Bounds follow what users send: sums of tiny contributions keep their digits."""
+    table = make_population(rng(9), 1_000, 5, 2, 8, 0.01).sample(rng(10))
+    other = UserTable(table.X, table.y * unit, table.offsets, table.ids)
+    plain, found = learn(fit_fedrep, table, 2), learn(fit_fedrep, other, 2)
+    np.testing.assert_allclose(found.basis @ found.basis.T, plain.basis @ plain.basis.T, atol=1e-6)
+
+
 def test_full_gradient_is_the_derivative_of_the_risk():
     """With the head at its optimum, the gradient in U is that of the risk minimised over heads: finite differences."""
     generator = rng(11)

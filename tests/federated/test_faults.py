@@ -56,8 +56,9 @@ from privrep.linear.steps import CELLS, FeatureSizes
 from privrep.models import model as models
 from privrep.models.description import Config
 from privrep.privacy.billboard import Billboard
-from privrep.privacy.bounds import MAX_USERS, NORM_SLACK, Bound, LossBound, UserContributions
+from privrep.privacy.bounds import Bound, LossBound, UserContributions
 from privrep.privacy.calibration import Query, calibrate
+from privrep.privacy.grid import MAX_INT64_USERS, add_rounded, measure_rounding
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, read_ledger
 from privrep.users.isolated import IsolatedUsers
@@ -190,6 +191,11 @@ def with_sums(make: Callable[[np.ndarray], dict[str, np.ndarray]]) -> Callable[[
     return lambda answer: pack({"number": answer.number, "users": answer.users}, make(answer.sums["sizes"]))
 
 
+def in_front(value: int) -> np.ndarray:
+    """Return a sum of whole steps that is zero but for its first number."""
+    return np.where(np.arange(SIZE) == 0, value, 0)
+
+
 def spoiled(place: int, value: float) -> Callable[[Answer], RecordDict]:
     return with_sums(lambda sums: {"sizes": np.where(np.arange(SIZE) == place, value, sums)})
 
@@ -204,7 +210,7 @@ def one_more_record(answer: Answer) -> RecordDict:
     return content
 
 
-LONGEST = NODES["b"] * (1 + NORM_SLACK)
+LONGEST = math.floor(NODES["b"] * BOUNDS["sizes"].reach / BOUNDS["sizes"].step)  # in steps
 
 
 def written(text: str, arrays: bytes, version: int | str | None = VERSION) -> RecordDict:
@@ -214,17 +220,20 @@ def written(text: str, arrays: bytes, version: int | str | None = VERSION) -> Re
 
 
 WRONG: dict[str, tuple[Callable[[Answer], RecordDict], str]] = {
-    "nan": (spoiled(3, math.nan), "not finite"),
-    "inf": (spoiled(3, math.inf), "not finite"),
-    "one number more": (with_sums(lambda sums: {"sizes": np.append(sums, 0.0)}), "were asked for"),
-    "a matrix": (with_sums(lambda sums: {"sizes": sums.reshape(FEATURES, -1)}), "vectors of float64"),
-    "float32": (with_sums(lambda sums: {"sizes": sums.astype(np.float32)}), "vectors of float64"),
-    "integers": (with_sums(lambda sums: {"sizes": sums.astype(np.int64)}), "vectors of float64"),
+    "nan": (spoiled(3, math.nan), "whole numbers of grid steps"),
+    "inf": (spoiled(3, math.inf), "whole numbers of grid steps"),
+    "one number more": (with_sums(lambda sums: {"sizes": np.append(sums, 0)}), "were asked for"),
+    "a matrix": (with_sums(lambda sums: {"sizes": sums.reshape(FEATURES, -1)}), "vectors of int64 or float64"),
+    "float32": (with_sums(lambda sums: {"sizes": sums.astype(np.float32)}), "vectors of int64 or float64"),
+    "float64": (with_sums(lambda sums: {"sizes": sums * BOUNDS["sizes"].step}), "whole numbers of grid steps"),
+    "short integers": (with_sums(lambda sums: {"sizes": sums.astype(np.int32)}), "vectors of int64 or float64"),
+    "unsigned integers": (with_sums(lambda sums: {"sizes": sums.astype(np.uint64)}), "vectors of int64 or float64"),
     "another name": (with_sums(lambda sums: {"other": sums}), "other statistics"),
     "one statistic more": (with_sums(lambda sums: {"sizes": sums, "more": sums}), "other statistics"),
     "no statistic": (with_sums(lambda sums: {}), "other statistics"),
-    "too long": (with_sums(lambda sums: {"sizes": np.eye(1, SIZE)[0] * LONGEST * (1 + 1e-9)}), "is longer than"),
-    "far too long": (spoiled(0, 1e300), "is longer than"),
+    "too long": (with_sums(lambda sums: {"sizes": in_front(LONGEST + 1)}), "is longer than"),
+    "far too long": (spoiled(0, 2**63 - 1), "is longer than"),
+    "far too long downwards": (spoiled(0, -(2**63)), "is longer than"),
     "another question": (changed(number=77), "another question"),
     "more users": (changed(users=13), "says it has 13 users, and joined with 12"),
     "fewer users": (changed(users=11), "says it has 11 users, and joined with 12"),
@@ -236,8 +245,8 @@ WRONG: dict[str, tuple[Callable[[Answer], RecordDict], str]] = {
     "nothing": (lambda answer: RecordDict(), "of another kind"),
     "one record more": (one_more_record, "of another kind"),
     "no JSON": (lambda answer: written("{", b""), "damaged"),
-    "an old version": (lambda answer: written("{}", b"", None), "1 there, 5 here"),
-    "a later version": (lambda answer: written("{}", b"", 6), "6 there, 5 here"),
+    "an old version": (lambda answer: written("{}", b"", None), f"1 there, {VERSION} here"),
+    "a later version": (lambda answer: written("{}", b"", VERSION + 1), f"{VERSION + 1} there, {VERSION} here"),
     "no version": (lambda answer: written("{}", b"", "x"), "an unknown one there"),
     "unreadable": (broken, "its answer is damaged"),
 }
@@ -264,11 +273,11 @@ def test_the_longest_sum_that_users_can_make_is_taken(files: list[Path], tmp_pat
     def fault(passed: Passed, question: dict[str, Any]) -> RecordDict:
         if passed.node != "b":
             return passed.content
-        return Answer(question["number"], NODES["b"], {"sizes": np.eye(1, SIZE)[0] * LONGEST}).to_record()
+        return Answer(question["number"], NODES["b"], {"sizes": in_front(LONGEST)}).to_record()
 
     with federation(TASK, files, tmp_path, fault=fault) as fed:
         moved = asked(fed.engine()) - total(fed, "ac")
-    assert np.linalg.norm(moved) == pytest.approx(LONGEST, rel=1e-12)
+    assert np.array_equal(moved, in_front(LONGEST) * BOUNDS["sizes"].step)  # sums are exact: so is their difference
 
 
 @pytest.mark.parametrize(
@@ -276,7 +285,7 @@ def test_the_longest_sum_that_users_can_make_is_taken(files: list[Path], tmp_pat
     [
         {"users": 0},
         {"users": -5},
-        {"users": MAX_USERS},  # with the others too many
+        {"users": MAX_INT64_USERS + 1},  # their sum may leave 63 bits
         {"users": 12.5},
         {"users": "12"},
         {"features": FEATURES + 1},
@@ -363,6 +372,10 @@ ODD_ARRAYS: list[np.ndarray] = [
     np.full(SIZE, 1e308),
     np.full(SIZE, -np.inf),
     np.full(SIZE, 0.1),
+    np.zeros(SIZE, np.int64),
+    np.full(SIZE, 2**63 - 1),
+    np.full(SIZE, -(2**63)),
+    np.full(SIZE, round(0.1 / BOUNDS["sizes"].step)),
     np.ones(SIZE, np.float16),
     np.ones(SIZE, np.uint8),
     np.ones(SIZE, bool),
@@ -399,9 +412,9 @@ def mutated(content: RecordDict, rng: np.random.Generator) -> RecordDict:
     if kind == 6:  # numbers of an array
         new = {key: np.array(array, dtype=array.dtype) for key, array in arrays.items()}
         for array in new.values():
-            if array.dtype == np.float64 and array.ndim:
+            if array.dtype == np.int64 and array.ndim:
                 some = rng.integers(array.size, size=rng.integers(1, 5))
-                array.ravel()[some] = rng.choice([0.0, -3.0, 40.0, np.nan, np.inf, 1e200, -1e-300], len(some))
+                array.ravel()[some] = rng.choice([0, -3, -LONGEST // 4, 4 * LONGEST, 2**63 - 1, -(2**63)], len(some))
         return pack(fields, new)
     more = [MetricRecord({"a": 1.0}), ArrayRecord(), ConfigRecord({"text": "x"})][rng.integers(3)]
     name = ["privrep", "more"][rng.integers(2)]
@@ -420,7 +433,7 @@ def test_a_thousand_malformed_answers_crash_nothing_and_move_nothing_beyond_the_
 ) -> None:
     with federation(TASK, files, tmp_path) as fed:
         fed.engine()
-        sums = {name: total(fed, name) for name in NODES}
+        sums = {name: fed.hosts[name]._users.sums(STEP, BOUNDS)["sizes"].total for name in NODES}
     rng, said, sent = np.random.default_rng(0), list[str](), list[RecordDict]()
 
     def spoil(answer: Answer) -> RecordDict:
@@ -434,16 +447,17 @@ def test_a_thousand_malformed_answers_crash_nothing_and_move_nothing_beyond_the_
     talk = Conversation(Canned(sums, spoil), settings, said.append, lambda name: pack({}))
     users = FlowerUsers(talk, RUN, roster, (FEATURES, 1, False))
     without, longest, taken = sums["a"] + sums["c"], 0.0, 0
+    bound = BOUNDS["sizes"]
     for _ in range(1000):
         said.clear()
-        found = asked(users)
+        found = users.sums(STEP, BOUNDS)["sizes"].total
         if any(": b " in each for each in said):
             assert np.array_equal(found, without)
             continue
         taken += 1  # nothing is wrong with it that a server could see: it is what some users could have sent
-        np.testing.assert_allclose(found, without + Answer.from_record(sent[-1]).sums["sizes"], atol=1e-12)
-        moved = float(np.linalg.norm(found - without))
-        assert moved <= NODES["b"] * (1 + NORM_SLACK) + 1e-9
+        assert np.array_equal(found, without + Answer.from_record(sent[-1]).sums["sizes"])
+        moved = float(np.linalg.norm((found - without) * bound.step))
+        assert moved <= NODES["b"] * bound.reach * (1 + 1e-12)
         longest = max(longest, moved)
     print(f"fuzz of answers: 1,000, {1000 - taken} left out, {taken} counted, moving the sum by {longest:.3f} at most")
     assert 0 < taken < 500
@@ -552,8 +566,8 @@ def test_a_user_on_whom_a_step_fails_sends_zeros_and_stops_nobody(
         assert not other.heard("cannot")
         first = fed.hosts["a"]._users.users.table.users(0, 1)
         own = type(fed.hosts["a"]._users.users)(first).sums(STEP, BOUNDS)["sizes"].value
-    assert 0 < np.linalg.norm(clean - disturbed) <= 1 + NORM_SLACK
-    np.testing.assert_allclose(disturbed, clean - own, atol=1e-12)
+    assert 0 < np.linalg.norm(clean - disturbed) <= BOUNDS["sizes"].reach
+    assert np.array_equal(disturbed, clean - own)
 
 
 @pytest.mark.parametrize("where", ["everywhere", "on made-up rows alone"])
@@ -622,6 +636,33 @@ def test_more_nodes_than_needed_add_more_noise_and_the_release_says_so(files: li
             users.noisy_sums("page-3", STEP, QUERIES, "replace-one-user")
 
 
+WRONG_NOISY: dict[str, tuple[Callable[[Answer], RecordDict], str]] = {
+    "nan": (spoiled(3, math.nan), "not finite"),
+    "inf": (spoiled(3, math.inf), "not finite"),
+    "far too long": (spoiled(0, 1e300), "is longer than"),
+    "exact sums": (with_sums(lambda sums: {"sizes": np.zeros(SIZE, np.int64)}), "noisy sums are numbers of float64"),
+    "float32": (with_sums(lambda sums: {"sizes": sums.astype(np.float32)}), "vectors of int64 or float64"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_NOISY)
+def test_a_wrong_noisy_answer_is_left_out_and_the_next_one_counts(name: str, files: list[Path], tmp_path: Path) -> None:
+    spoil, words = WRONG_NOISY[name]
+
+    def fault(passed: Passed, question: dict[str, Any]) -> RecordDict:
+        wrong = passed.node == "b" and question["number"] == 1
+        return spoil(Answer.from_record(passed.content)) if wrong else passed.content
+
+    with noisy(files, tmp_path, share=2, fault=fault) as fed:
+        users: Any = fed.engine()
+        two, three = (
+            users.noisy_sums(page, STEP, QUERIES, "replace-one-user")["sizes"].sigma for page in ("page-1", "page-2")
+        )
+        assert three == pytest.approx(two * math.sqrt(3 / 2))
+        assert fed.heard("question 1: b")
+        assert fed.heard(words)
+
+
 def test_a_page_that_was_asked_before_has_the_same_numbers_and_costs_nothing(files: list[Path], tmp_path: Path) -> None:
     with noisy(files, tmp_path, task=PRIVATE) as fed:
         users: Any = fed.engine()
@@ -667,7 +708,7 @@ ADDED = replace(PRIVATE, config=replace(PRIVATE.config, relation="add-or-remove-
 def test_a_node_tells_its_operator_that_the_server_speaks_another_version(files: list[Path], tmp_path: Path) -> None:
     said: list[str] = []
     host = Host(files[0], tmp_path, said.append)
-    with pytest.raises(InputError, match="different versions of privrep's wire: 1 there, 5 here"):
+    with pytest.raises(InputError, match=f"different versions of privrep's wire: 1 there, {VERSION} here"):
         host.answer_hello(written("{}", b"", None))
 
 
@@ -843,8 +884,11 @@ class _Understated(UserContributions):
     def norms(self) -> Any:
         return np.full(len(self.vectors), 1e-3)
 
-    def weighted_sum(self, weights: Any) -> Any:
-        return weights @ self.vectors
+    def roundings(self, norm: float, step: float) -> float:
+        return measure_rounding(self.vectors.shape[1], step)
+
+    def grid_sum(self, weights: Any, step: float) -> Any:
+        return add_rounded(self.vectors, weights, step)
 
 
 @dataclass(frozen=True)
@@ -869,7 +913,8 @@ def test_for_a_server_that_may_lie_users_are_asked_alone_and_measured() -> None:
         for strictly in (False, True)
     )
     assert np.linalg.norm(loose["rows"].value) > 1e6  # what the step sends, where nobody measures
-    np.testing.assert_allclose(strict["rows"].value, 3 * 0.1)  # three users, each as if alone; the second sends zeros
+    each = np.rint(0.1 / strict["rows"].bound.step)
+    assert np.array_equal(strict["rows"].total, np.full(FEATURES, 3 * each))  # as if alone; the second sends zeros
 
 
 def test_a_node_that_is_always_late_is_not_waited_for_in_every_round(files: list[Path], tmp_path: Path) -> None:

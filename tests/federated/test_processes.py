@@ -214,7 +214,7 @@ def test_three_processes_over_tls_learn_what_one_place_learns(undisturbed: Undis
         one = learn(users, TASK.config, columns=TASK.columns)
         heads = fit_heads(users.table.blocks(), one.representation)  # type: ignore[attr-defined]
     three = models.load(folder / "server")
-    np.testing.assert_allclose(three.representation.matrix, one.representation.matrix, atol=1e-5)
+    assert np.array_equal(three.representation.matrix, one.representation.matrix)
     assert three.heads is None
     assert three.privacy.epsilon == one.privacy.epsilon
     probe = np.eye(len(NUMBERS))
@@ -224,7 +224,7 @@ def test_three_processes_over_tls_learn_what_one_place_learns(undisturbed: Undis
         places = find_users(heads.ids, kept.ids)
         for row, place in zip(found, places, strict=True):
             wanted = heads.predict(one.representation, probe, np.full(len(probe), place))
-            np.testing.assert_allclose(row, wanted, atol=1e-5)
+            assert np.array_equal(row, wanted)
     rounds = undisturbed.rounds
     print(
         f"over TLS: {np.median(rounds):.3f} s a round, {rounds.max():.3f} s at most; {undisturbed.seconds:.1f} s in all"
@@ -351,7 +351,7 @@ def killed(folder: Path, kills: Sequence[Kill], undisturbed: Path) -> list[tuple
     found, whole = model.ledger.entries.charges, wanted.ledger.entries.charges
     assert 0 <= len(found) - len(whole) <= len(kills)
     assert {name: found[name] for name in whole} == whole
-    np.testing.assert_allclose(model.representation.matrix, wanted.representation.matrix, atol=1e-5)
+    assert np.array_equal(model.representation.matrix, wanted.representation.matrix)
     heads, intact = heads_of(folder), heads_of(undisturbed)
     difference = max(float(np.abs(heads[name] - intact[name]).max()) for name in NODES)
     assert difference <= 1e-5

@@ -163,11 +163,11 @@ def test_three_files_give_what_one_gives_and_heads_stay(
     assert pages
     assert public.heads is None
     assert not list((server / "private").glob("*"))
-    np.testing.assert_allclose(public.representation.matrix, one.representation.matrix, atol=1e-5)
+    assert np.array_equal(public.representation.matrix, one.representation.matrix)
     if (prior := one.representation.prior) is not None:
         assert public.representation.prior is not None
-        np.testing.assert_allclose(public.representation.prior.factor, prior.factor, rtol=1e-9, atol=1e-9)
-        np.testing.assert_allclose(public.representation.prior.mean.slopes, prior.mean.slopes, rtol=1e-9, atol=1e-9)
+        assert np.array_equal(public.representation.prior.factor, prior.factor)
+        assert np.array_equal(public.representation.prior.mean.slopes, prior.mean.slopes)
     assert public.privacy.epsilon == one.privacy.epsilon
     assert one.heads is not None
     with task.open(files[0]) as users:
@@ -180,7 +180,7 @@ def test_three_files_give_what_one_gives_and_heads_stay(
         mine = np.isin(rows, model.heads.ids)
         got = model.heads.predict(model.representation, X[mine], find_users(model.heads.ids, rows[mine]))
         wanted = one.heads.predict(one.representation, X[mine], find_users(one.heads.ids, rows[mine]))
-        np.testing.assert_allclose(got, wanted, atol=1e-4)
+        assert np.array_equal(got, wanted)
         assert stat.S_IMODE((where / "private").stat().st_mode) == 0o700
         assert stat.S_IMODE((where / "private" / "heads.parquet").stat().st_mode) == 0o600
         seen += len(model.heads.ids)
@@ -365,7 +365,7 @@ def test_three_nodes_share_the_network_that_one_place_would(name: str, tmp_path:
     assert public.heads_ is None
     assert not list((server / "private").glob("*"))
     assert public.plan_ == one.plan_
-    np.testing.assert_allclose(public.learned_.weights, one.learned_.weights, atol=1e-5)
+    assert np.array_equal(public.learned_.weights, one.learned_.weights)
     assert public.privacy_.epsilon == one.privacy_.epsilon
     X, _, users = class_rows()
     seen = 0
@@ -374,7 +374,7 @@ def test_three_nodes_share_the_network_that_one_place_would(name: str, tmp_path:
         assert model.heads_ is not None
         mine = np.isin(users, model.heads_.ids)
         got, wanted = (each.predict_proba(X[mine], users[mine]) for each in (model, one))
-        np.testing.assert_allclose(got, wanted, atol=1e-4)
+        assert np.array_equal(got, wanted)
         assert stat.S_IMODE((where / "private").stat().st_mode) == 0o700
         assert stat.S_IMODE((where / "private" / "heads.parquet").stat().st_mode) == 0o600
         seen += len(model.heads_.ids)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from golden_cases import CASES, KILLED, SMALL, TORCH, as_recorded, described, said, values_of
 
 from privrep import InputError
+from privrep.errors import ResumeError
 
 ANEW = "if this change is meant, record anew: python tests/golden/golden_cases.py"
 CLOSE = {"network": (1e-4, 1e-5), "pair": (1e-4, 1e-5)}  # those compute in float32
@@ -111,16 +113,53 @@ def test_networks_of_an_earlier_version_load_and_predict_as_they_did() -> None:
     assert "CENTAUR" in said("inspect", str(folder / "model"))
 
 
-@pytest.mark.parametrize("golden", [SMALL / KILLED, SMALL.parent / "before" / "killed"], ids=["chained", "unchained"])
-def test_an_old_run_that_was_killed_goes_on_to_the_same_end(tmp_path: Path, golden: Path) -> None:
+def test_a_table_of_an_earlier_version_loads_and_predicts_as_it_did() -> None:
+    """Its pages hold triangles of moments, and sensitivities of sums that were not exact."""
+    folder = SMALL.parent / "before" / "killed"
+    case, then = CASES[KILLED], values_of(folder / "told.json")
+    same(case.told(case.load(folder / "model")), then, KILLED, "loaded")
+    shown = json.loads(said("inspect", str(folder / "model"), "--json"))
+    assert shown["epsilon"] == pytest.approx(then["privacy"]["epsilon"], rel=1e-9)
+    assert len(shown["events"]) == len(then["privacy"]["events"])
+
+
+def test_a_run_of_an_earlier_version_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    """Its releases have another sensitivity: what stands is not asked again, and nothing is charged."""
     case, run = CASES[KILLED], tmp_path / "run"
+    shutil.copytree(SMALL.parent / "before" / "killed" / "killed", run)
+    begun = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    words = "page 'scales' answers another question, or is of another version of privrep. Use another folder, or the "
+    with pytest.raises(ResumeError, match=f"^{re.escape(words)}version that began this run.$"):
+        case.fit(case.made(run_folder=run))
+    assert {path: path.read_bytes() for path in begun} == begun
+    assert not (run / "model.json").exists()
+
+
+def unchain(ledger: Path) -> None:
+    """Write a ledger as it was before lines had hashes: pages that nobody was charged for were not noted."""
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+    charged = {line["charge"].split("/")[0] for line in lines if "charge" in line}
+    lines = [line for line in lines if "posted" not in line or line["posted"] in charged]
+    kept = [{name: value for name, value in line.items() if name not in ("chain", "says")} for line in lines]
+    kept[0]["format"] = "privrep-ledger/1"
+    ledger.write_text("".join(json.dumps(line) + "\n" for line in kept))
+
+
+@pytest.mark.parametrize("chained", [True, False], ids=["chained", "unchained"])
+def test_a_run_that_was_killed_goes_on_to_the_same_end(tmp_path: Path, chained: bool) -> None:
+    golden, case, run = SMALL / KILLED, CASES[KILLED], tmp_path / "run"
+    wanted = described(golden / "model")
+    resumed = Path(shutil.copyfile(golden / "resumed.jsonl", tmp_path / "resumed.jsonl"))
     shutil.copytree(golden / "killed", run)
+    if not chained:
+        unchain(run / "ledger.jsonl")
+        unchain(resumed)
+        del wanted["model.json"]["books"]  # the last hash of the ledger
     begun = values_of(run / "ledger.jsonl")
     assert not (run / "model.json").exists()
     model = case.fit(case.made(run_folder=run))
     same(case.told(model), values_of(golden / "told.json"), KILLED, "told")
     ended = described(run)
     assert ended["ledger.jsonl"][: len(begun)] == begun, ANEW
-    wanted = described(golden / "model")
-    wanted["ledger.jsonl"] = values_of(golden / "resumed.jsonl")  # of a run it says more
+    wanted["ledger.jsonl"] = values_of(resumed)  # of a run it says more
     same(ended, wanted, KILLED, "run")

@@ -97,8 +97,8 @@ def test_a_step_on_slopes_leaves_what_means_say_in_all() -> None:
         panel, _ = find_panel(run, run.ledger.capacity, True, None)
     r = len(panel.mean.spread)
     assert r == D
-    within = np.concatenate([[1.0, -2.0, 0.5], np.eye(D)[np.triu_indices(D)]])
-    between = np.concatenate([np.zeros(1 + r), np.eye(1 + r)[np.triu_indices(1 + r)]])
+    within = np.concatenate([[1.0, -2.0, 0.5], np.eye(D).ravel()])
+    between = np.concatenate([np.zeros(1 + r), np.eye(1 + r).ravel()])
     released = {"within": Release(within, 1e-6, 1.0, 1.0), "between": Release(between, 1e-6, 1.0, 1.0)}
     bends = {
         "within": Curvature(np.eye(D), 1.0, 1e-6, 1e-6),

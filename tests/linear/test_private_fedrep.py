@@ -195,11 +195,12 @@ def test_stops_asking_when_a_round_would_only_add_noise():
 
 
 def test_without_noise_and_clipping_a_round_is_the_plain_step():
-    """The sum the engine makes with an infinite bound is the sum over users of the plain leave-one-out gradients."""
+    """The sum the engine makes with a bound that clips nobody is that of users' plain leave-one-out gradients."""
     table, U = population(40, size=6, features=7)
     start = np.linalg.qr(U + 0.3 * np.random.default_rng(9).normal(size=U.shape))[0]
     local = LeaveOneOutGradient(start, FeatureTransform.plain(7), 1.0, 0.02, True)
-    total = InMemoryUsers(table).sums(local, {"step": Bound(1e30, gradient_size(7, 2))})["step"].value
+    bounded = InMemoryUsers(table).sums(local, {"step": Bound(100.0, gradient_size(7, 2))})["step"]
+    total, rounding = bounded.value, 40 * bounded.bound.step / 2
     gradient, moment = np.zeros((2, 7)), np.zeros((2, 2))
     for i in range(40):
         X, y = table.X[6 * i : 6 * i + 6], table.y[6 * i : 6 * i + 6]
@@ -211,8 +212,8 @@ def test_without_noise_and_clipping_a_round_is_the_plain_step():
             gradient += np.outer(v, residual * (X[j] - X.mean(0))) / 6
             moment += np.outer(v, v) / 6
     gradient -= gradient @ start @ start.T
-    assert np.allclose(total[:14].reshape(2, 7), gradient, rtol=1e-6, atol=1e-8)
-    assert np.allclose(unpack(total[14:]), moment, rtol=1e-6)
+    assert np.allclose(total[:14].reshape(2, 7), gradient, rtol=1e-6, atol=1e-8 + rounding)
+    assert np.allclose(unpack(total[14:]), moment, rtol=1e-6, atol=rounding)
     noiseless = Release(total, 1e-12, 1e-12, 1.0)
     before = Estimate(start, np.eye(2))
     stepped = apply_move(before, precondition(before, noiseless, 1.0, 0.0))
@@ -245,7 +246,7 @@ def test_golden_run():
     assert sine(learned.matrix, U) == pytest.approx(GOLDEN, rel=1e-3)
 
 
-GOLDEN = 0.00161405
+GOLDEN = 0.00159520
 
 
 # Weak directions, and what stands before the rounds

@@ -16,7 +16,7 @@ from privrep.linear.methods.private_fedrep import BatchGradient, FirstHalfPairs,
 from privrep.linear.references import fit_fedrep, subspace_distance
 from privrep.privacy.bounds import Bound
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import unpack
+from privrep.privacy.contributions import symmetrise
 from privrep.privacy.protocol import UserBatch
 from privrep.users.memory import InMemoryUsers
 
@@ -92,8 +92,8 @@ def test_pair_moments_are_unbiased_for_the_representation():
     users = InMemoryUsers(population.sample(rng(8)))
     total = users.sums(FirstHalfPairs(), {"moments": Bound(1e6, 5**2)})["moments"].value
     expected = population.U @ (population.heads.T @ population.heads / 5_000) @ population.U.T
-    np.testing.assert_allclose(unpack(total) / 5_000, expected, atol=0.03)
-    assert not np.allclose(unpack(total) / 5_000, 1.5 * expected, atol=0.03)
+    np.testing.assert_allclose(symmetrise(total) / 5_000, expected, atol=0.03)
+    assert not np.allclose(symmetrise(total) / 5_000, 1.5 * expected, atol=0.03)
 
 
 @pytest.mark.parametrize("options", [{"batch": 5}, {"disjoint": False}])

@@ -20,6 +20,7 @@ from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.privacy.bounds import LEVELS, MAX_SIZE, MAX_USERS, Bound, LossBound, clip_and_sum
 from privrep.privacy.contributions import Counts, Losses, Vectors
+from privrep.privacy.grid import MAX_INT64_USERS, Total
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
@@ -85,8 +86,13 @@ def test_every_user_adds_whole_levels_between_none_and_all(values: np.ndarray) -
 
 
 def test_the_largest_sum_is_exact() -> None:
-    assert MAX_USERS * LEVELS < 2**53
-    assert float(MAX_USERS) * LEVELS - 1 == MAX_USERS * LEVELS - 1
+    """Of all users it fits int64. Of the users of one call, whose levels float64 adds up, it fits 53 bits."""
+    assert MAX_USERS * LEVELS <= 2**60
+    calls = Total(1)
+    calls.add(np.array([MAX_INT64_USERS * LEVELS - 1]), MAX_INT64_USERS)
+    calls.add(np.array([MAX_USERS * LEVELS]), MAX_USERS)
+    assert calls.integers.tolist() == [(MAX_INT64_USERS + MAX_USERS) * LEVELS - 1]
+    assert float(2**32) * LEVELS - 1 == 2**32 * LEVELS - 1
 
 
 @pytest.mark.parametrize("size", [0, -1, MAX_SIZE + 1])

@@ -171,7 +171,9 @@ def test_goals_ask_for_more_users_and_epsilon_the_larger_the_gain() -> None:
 
 
 def test_goals_that_nobody_reaches() -> None:
-    assert find_users(PlanningProblem(50, 2, 10), Budget(1e-4, 1e-12), 0.1) is None
+    wide = PlanningProblem(10**7, 2, 10)
+    assert find_users(wide, Budget(1e-4, 1e-12), 0.1) is None
+    assert find_users(wide, BUDGET, 0.1) is not None
     assert find_epsilon(20, PlanningProblem(50, 2, 10), BUDGET, 0.1) is None
     assert find_goals(PlanningProblem(3, 0, 50, levels=5.0, common=0.0), BUDGET, None, None) == []
 
@@ -180,7 +182,8 @@ def test_users_needed_fall_with_the_budget() -> None:
     counts = [users_needed(plain(30, 2, 10, 0.5), Budget(epsilon, 1e-6), 0.01) for epsilon in (0.3, 1.0, 3.0)]
     assert None not in counts
     assert counts == sorted(counts, reverse=True)  # type: ignore[type-var]
-    assert users_needed(plain(50, 2, 10, 0.5), Budget(1e-4, 1e-12), 0.1) is None
+    assert users_needed(plain(10**5, 2, 10, 0.5), Budget(1e-4, 1e-12), 0.1) is None
+    assert users_needed(plain(10**5, 2, 10, 0.5), BUDGET, 0.1) is not None
     assert predict_direction_error(1000, PlanningProblem(5, 0, 10), BUDGET) == 0.0
 
 

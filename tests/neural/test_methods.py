@@ -32,7 +32,7 @@ from privrep.users.memory import InMemoryUsers  # noqa: E402
 
 FEATURES, CLASSES, SLOTS, USERS = 9, 3, 5, 23
 FIT = HeadFit(steps=3, rate=0.3, momentum=0.5)
-PLAIN = TrainingSettings(rounds=4, clip=1e6, step_size=0.2, head_fit=FIT)
+PLAIN = TrainingSettings(rounds=4, clip=8.0, step_size=0.2, head_fit=FIT)
 KEEPING = ("centaur", "ppsgd", "pmtl")
 FILES = {"centaur": centaur, "fedavg": fedavg, "pmtl": pmtl, "ppsgd": ppsgd}
 

@@ -27,6 +27,7 @@ from privrep.neural.models import mlp  # noqa: E402
 from privrep.neural.rounds import TrainedWeights, TrainingSettings, local_step, train  # noqa: E402
 from privrep.nn.flat_module import split  # noqa: E402
 from privrep.privacy.contributions import Vectors  # noqa: E402
+from privrep.privacy.grid import grid_step  # noqa: E402
 from privrep.privacy.sampling import Poisson, plan_noise_multiplier  # noqa: E402
 
 FEATURES, CLASSES, SLOTS, USERS = 12, 3, 6, 40
@@ -99,8 +100,8 @@ def descend(module, rate, batches):
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        (GradientStep, TrainingSettings(rounds=3, clip=1e3, step_size=0.5, head_fit=FIT, server_rate=0.9)),
-        (LocalSgdStep, TrainingSettings(rounds=3, clip=1e3, step_size=0.3, batch=2, epochs=2, head_fit=FIT)),
+        (GradientStep, TrainingSettings(rounds=3, clip=4.0, step_size=0.5, head_fit=FIT, server_rate=0.9)),
+        (LocalSgdStep, TrainingSettings(rounds=3, clip=4.0, step_size=0.3, batch=2, epochs=2, head_fit=FIT)),
     ],
 )
 def test_without_clipping_and_noise_it_is_plain_fedrep(kind, settings):
@@ -267,13 +268,15 @@ def test_rounds_can_be_abandoned():
 
 def test_a_sample_is_averaged_by_its_expected_size():
     """Not by its own size, which is a secret: then the average is that of all users, but for chance."""
-    settings = TrainingSettings(rounds=1, clip=1e3, head_fit=FIT, step_size=0.1, rate=0.5)
+    settings = TrainingSettings(rounds=1, clip=0.25, head_fit=FIT, step_size=0.1, rate=0.5)
+    each = updates(settings)
+    assert each.norms().max() < 0.24  # nobody is clipped
     found = learn(silent(population()), settings).weights - network().representation.weights()
     members = Poisson(0.5).sample(Silence().draw_key("round-1")).members(USERS)
     assert 10 < members.sum() < 30
     assert members.sum() != 20
-    expected = add_up(updates(settings), members.astype(float)) / (0.5 * USERS)
-    assert np.allclose(found, expected, atol=1e-6)
+    expected = add_up(each, members, grid_step(settings.clip)) / (0.5 * USERS)
+    assert np.allclose(found, expected, rtol=0, atol=2.0**-24)  # the weights are float32, and at most two
     assert np.abs(expected).max() > 1e-3
 
 

@@ -91,7 +91,6 @@ def steps() -> dict[str, tuple[object, str, int, bool]]:
     """By name: a step, its statistic, how many numbers that has, and whether it is acute."""
     known = learned()
     update = GradientStep(known.split, known.weights, known.split.head.weights(), LINEAR.head_fit, 1.0, SLOTS)
-    pairs = FEATURES * (FEATURES + 1) // 2
     standards = Standards(CLASSES, 0, known.centre, 1.5)
     basis = np.linalg.qr(np.random.default_rng(3).normal(size=(FEATURES, 3)))[0]
     turned = replace(standards, coordinates=Coordinates(np.linspace(0.5, 2, FEATURES), basis, np.ones(3), 2.0, 4.0))
@@ -101,12 +100,12 @@ def steps() -> dict[str, tuple[object, str, int, bool]]:
         "standardised update": (StandardStep(update, standards), "update", FEATURES * CLASSES, False),
         "turned update": (StandardStep(update, turned), "update", FEATURES * CLASSES, False),
         "squares": (FeatureSquares(SLOTS, standards), "squares", FEATURES, True),
-        "pairs": (FeaturePairs(SLOTS, standards, some, sizes), "pairs", 6, True),
+        "pairs": (FeaturePairs(SLOTS, standards, some, sizes), "pairs", 3**2, True),
         "mean": (MeanRow(SLOTS, CLASSES, 0), "mean", FEATURES, False),
         "heads": (HeadLosses(known, SLOTS), "losses", len(CANDIDATES), False),
         "better alone": (BetterAlone(known, SLOTS), "better", 1, False),
-        "within": (Scatter(SLOTS, CLASSES, 0), "within", pairs, True),
-        "between": (Scatter(SLOTS, CLASSES, 0), "between", pairs, True),
+        "within": (Scatter(SLOTS, CLASSES, 0), "within", FEATURES**2, True),
+        "between": (Scatter(SLOTS, CLASSES, 0), "between", FEATURES**2, True),
     }
 
 

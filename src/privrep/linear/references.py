@@ -25,11 +25,14 @@ from privrep.privacy.contributions import Vectors, pack, packed_size, symmetrise
 from privrep.privacy.protocol import Step, StepSpec, UserBatch, Users
 from privrep.typing import Array, Floats
 
+SHORTEST = 2.0**-300  # bound of a statistic of which nobody sends anything
 
-class UnclippedSums:
-    """Exact sums of users' contributions under bounds that reach beyond the longest one. NOT PRIVATE.
 
-    A bound that is far too long would leave sums few digits, so bounds follow what was seen.
+class PlainSums:
+    """Exact sums of users' contributions under bounds that reach beyond the longest one: plain sums. NOT PRIVATE.
+
+    A bound that is far too long would leave sums few digits, so bounds follow what was seen. The first pass of a
+    statistic does nothing else.
     """
 
     def __init__(self, users: Users) -> None:
@@ -43,9 +46,9 @@ class UnclippedSums:
             asked = {key: Bound(self._bounds.get(key, 1.0), size) for key, size in sizes.items()}
             sums = self._users.sums(seen, asked)
             longest = {key: max(lengths) for key, lengths in seen.longest.items()}
-            if all(2 * longest[key] <= bound.norm for key, bound in asked.items()):
+            if all(key in self._bounds and 2 * longest[key] <= bound.norm for key, bound in asked.items()):
                 return {key: one.value for key, one in sums.items()}
-            self._bounds |= {key: max(4 * longest[key], bound.norm) for key, bound in asked.items()}
+            self._bounds |= {key: max(4 * longest[key], self._bounds.get(key, SHORTEST)) for key in asked}
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def fit_fedrep(
     inverse_scale = np.ones(users.facts.features) if scale is None else 1 / scale
     U = _find_spectral_basis(users, rank, inverse_scale, intercept)
     d, k = U.shape
-    add_up, sizes = UnclippedSums(users), {"gradient": d * k, "heads": packed_size(k)}
+    add_up, sizes = PlainSums(users), {"gradient": d * k, "heads": packed_size(k)}
     for _ in range(rounds):
         sums = add_up(FullGradient(U, inverse_scale, intercept), sizes)
         largest = float(np.linalg.eigvalsh(unpack(sums["heads"]))[-1])
@@ -137,7 +140,7 @@ def _find_spectral_basis(users: Users, rank: int, inverse_scale: Array, intercep
         intercept: whether users have intercepts.
     """
     step, size = PairMoments(FeatureTransform(1 / inverse_scale), intercept), users.facts.features**2
-    total = UnclippedSums(users)(step, {"moments": size})["moments"]
+    total = PlainSums(users)(step, {"moments": size})["moments"]
     return np.linalg.eigh(symmetrise(total))[1][:, ::-1][:, :rank]
 
 

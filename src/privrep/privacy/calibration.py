@@ -161,7 +161,10 @@ def check_page(page: str, released: Release | None, sensitivity: float, size: in
 
 def make_question_error(page: str) -> ResumeError:
     """Return the error to raise where a page that stands answers another question."""
-    return ResumeError(f"page {page!r} answers another question. Use another folder.")
+    return ResumeError(
+        f"page {page!r} answers another question, or is of another version of privrep. Use another folder, or the "
+        "version that began this run."
+    )
 
 
 def check_step(
