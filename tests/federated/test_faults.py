@@ -77,11 +77,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def total(fed: Federation, names: str) -> np.ndarray:
     """What these nodes' users add up to."""
     sums = [fed.hosts[name]._users.sums(STEP, BOUNDS) for name in names]
-    return np.sum([each["sizes"].value for each in sums], axis=0)
+    return np.sum([each["sizes"].exact for each in sums], axis=0)
 
 
 def asked(users: FlowerUsers) -> np.ndarray:
-    return users.sums(STEP, BOUNDS)["sizes"].value
+    return users.sums(STEP, BOUNDS)["sizes"].exact
 
 
 # Nodes that are not there
@@ -565,7 +565,7 @@ def test_a_user_on_whom_a_step_fails_sends_zeros_and_stops_nobody(
         assert not other.heard("left out")
         assert not other.heard("cannot")
         first = fed.hosts["a"]._users.users.table.users(0, 1)
-        own = type(fed.hosts["a"]._users.users)(first).sums(STEP, BOUNDS)["sizes"].value
+        own = type(fed.hosts["a"]._users.users)(first).sums(STEP, BOUNDS)["sizes"].exact
     assert 0 < np.linalg.norm(clean - disturbed) <= BOUNDS["sizes"].reach
     assert np.array_equal(disturbed, clean - own)
 
@@ -901,18 +901,18 @@ class _Liar:
         X = batch.X
         rows = X[:, 0, :FEATURES].astype(np.float64)
         long = rows[:, :1] > 1
-        return {"rows": _Understated(np.where(long, 1e6, 0.1) * np.ones_like(rows) * len(X))}
+        return {"rows": _Understated(np.where(long, 1e3, 0.1) * np.ones_like(rows) * len(X))}
 
 
 def test_for_a_server_that_may_lie_users_are_asked_alone_and_measured() -> None:
     X = np.zeros((12, FEATURES))
-    X[3:6] = 2.0  # of the second user, who would send 1e6
+    X[3:6] = 2.0  # of the second user, who would send 1e3
     table = InMemoryUsers(UserTable.from_rows(X, np.zeros(12), np.repeat(np.arange(4), 3)))
     loose, strict = (
         IsolatedUsers(table, strictly=strictly).sums(_Liar(), {"rows": Bound(1e9 if not strictly else 1.0, FEATURES)})
         for strictly in (False, True)
     )
-    assert np.linalg.norm(loose["rows"].value) > 1e6  # what the step sends, where nobody measures
+    assert np.linalg.norm(loose["rows"].exact) > 1e3  # what the step sends, where nobody measures
     each = np.rint(0.1 / strict["rows"].bound.step)
     assert np.array_equal(strict["rows"].total, np.full(FEATURES, 3 * each))  # as if alone; the second sends zeros
 

@@ -288,10 +288,10 @@ def test_no_replacement_moves_a_sum_by_more_than_its_sensitivity(name, dtype, ta
         there = totals([stranger, *ordinary[1:]])
         for key, bounded in here.items():
             norm = bounded.bound.norm
-            assert np.isfinite(there[key].value).all()
-            moved = np.linalg.norm((there[key].value - bounded.value) / norm)
+            assert np.isfinite(there[key].exact).all()
+            moved = np.linalg.norm((there[key].exact - bounded.exact) / norm)
             assert moved <= bounded.sensitivity("replace-one-user") / norm
-            alone = np.linalg.norm((there[key].value - without[key].value) / norm)
+            alone = np.linalg.norm((there[key].exact - without[key].exact) / norm)
             assert alone <= bounded.sensitivity("add-or-remove-one-user") / norm
 
 

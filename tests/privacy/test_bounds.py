@@ -230,7 +230,7 @@ def test_an_unknown_relation_gets_no_smaller_sensitivity_than_the_largest() -> N
 def test_replacing_a_user_of_a_histogram_moves_it_by_no_more_than_sqrt_two_bounds(a: list[int], b: list[int]) -> None:
     bound = Bound(math.sqrt(2.0), 10, acute=True)
     sums = [BoundedSum(clip_and_sum(Counts(np.array([cells]), 10), bound), bound) for cells in (a, b)]
-    moved = float(np.linalg.norm(sums[0].value - sums[1].value))
+    moved = float(np.linalg.norm(sums[0].exact - sums[1].exact))
     assert moved <= sums[0].sensitivity("replace-one-user")
 
 
@@ -282,7 +282,7 @@ def test_rounding_rows_makes_no_moments_longer_than_the_reach(size: int, shorten
 def test_the_result_depends_neither_on_workers_nor_on_blocks(population: Callable[..., UserTable]) -> None:
     table = population(n=3000, d=5)
     bounds = {"row": Bound(1.0, 5)}
-    one, four = (InMemoryUsers(table, Performance(workers)).sums(FirstRow(), bounds)["row"].value for workers in (1, 4))
+    one, four = (InMemoryUsers(table, Performance(workers)).sums(FirstRow(), bounds)["row"].exact for workers in (1, 4))
     assert np.array_equal(one, four)
     first = table.X[table.offsets[:-1]]
     clipped = first / np.maximum(np.linalg.norm(first, axis=1, keepdims=True), 1.0)
@@ -291,7 +291,7 @@ def test_the_result_depends_neither_on_workers_nor_on_blocks(population: Callabl
 
 def test_no_users_no_sum() -> None:
     table = UserTable(np.zeros((0, 3)), np.zeros(0), np.zeros(1, dtype=np.int64), np.zeros(0))
-    total = InMemoryUsers(table, Performance(1)).sums(FirstRow(), {"row": Bound(1.0, 3)})["row"].value
+    total = InMemoryUsers(table, Performance(1)).sums(FirstRow(), {"row": Bound(1.0, 3)})["row"].exact
     assert np.array_equal(total, np.zeros(3))
 
 

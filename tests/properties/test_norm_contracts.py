@@ -277,6 +277,31 @@ def test_the_order_in_memory_changes_no_norm(kind: Any, dtype: type, huge: bool)
             assert turn(pick(turned, user)).norms() == norms[user]
 
 
+def on_the_edge(size: int) -> np.ndarray:
+    """A vector whose length rounds to below one or not, by the order in which its squares are added up."""
+    for seed in range(10_000):
+        v = np.random.default_rng(seed).normal(size=size)
+        v /= np.linalg.norm(v)
+        if (np.sqrt((v * v)[None].sum(axis=1)[0]) < 1) != (np.sqrt(np.add.accumulate(v * v)[-1]) < 1):
+            return v
+    raise AssertionError("no vector is on the edge")
+
+
+def test_the_order_in_memory_changes_no_rounded_product() -> None:
+    """A factor of a length next to a power of two is brought to another size by a last bit of that length."""
+    v, rng = on_the_edge(200), np.random.default_rng(1)
+    left, right = (
+        np.repeat(v[None, None], 50, axis=0),
+        rng.normal(size=(50, 1, 33)) * 2.0 ** rng.integers(-2, 2, (50, 1, 1)),
+    )
+    plain = Products(left, right)
+    bound, counted = Bound(100.0, 200 * 33), np.arange(50) > 0  # nobody is clipped: a weight would hide the edge
+    for turned in (turn(plain), Products(left.transpose(2, 1, 0).copy().transpose(2, 1, 0), right)):
+        assert np.array_equal(clip_and_sum(turned, bound), clip_and_sum(plain, bound))
+        first = clip_and_sum(pick(turned, 0), bound)
+        assert np.array_equal(clip_and_sum(turned, bound) - clip_and_sum(turned, bound, counted), first)
+
+
 # The table
 
 

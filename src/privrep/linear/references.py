@@ -1,6 +1,6 @@
 """References that the demo compares a private fit with. NOT PRIVATE, except `fit_alone`, in which nothing is shared.
 
-`fit_fedrep` reads exact sums of users' contributions, which nothing that claims privacy may do: `BoundedSum.value` is
+`fit_fedrep` reads exact sums of users' contributions, which nothing that claims privacy may do: `BoundedSum.exact` is
 read here, under bounds that do not clip. References of experiments alone are in `experiments/references.py`.
 With `intercept` each user's rows are centred by their own mean, which takes its intercept out of the regression.
 """
@@ -47,7 +47,7 @@ class PlainSums:
             sums = self._users.sums(seen, asked)
             longest = {key: max(lengths) for key, lengths in seen.longest.items()}
             if all(key in self._bounds and 2 * longest[key] <= bound.norm for key, bound in asked.items()):
-                return {key: one.value for key, one in sums.items()}
+                return {key: one.exact for key, one in sums.items()}
             self._bounds |= {key: max(4 * longest[key], self._bounds.get(key, SHORTEST)) for key in asked}
 
 

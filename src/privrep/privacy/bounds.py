@@ -18,7 +18,8 @@ any way, and let the results of `clip_and_sum` over the blocks be added up.
       sqrt(2) R   when they are replaced and the bound is `acute`.
 * Acute means that any two possible contributions have a non-negative inner product, as counts and positive
   semi-definite matrices do. Then |a - b|^2 <= |a|^2 + |b|^2. Rounded contributions are acute as well, or their kind
-  counts sqrt(2) times their rounding as e_i: |a' - b'| <= sqrt(2) L + 2 e_i / sqrt(2) = sqrt(2) (L + e_i).
+  counts sqrt(2) times their rounding as e, the same for all users: |a' - b'| <= sqrt(2) L + 2 e / sqrt(2), which is
+  sqrt(2) (L + e).
 
 Formal guarantee of functions of a whole batch of users. Such a function is a sum of terms, one term or a term for every
 pair of rows. Terms are clipped instead of users. Let T be the `terms_per_user` of the bound.
@@ -52,7 +53,7 @@ from privrep.typing import Array, Integers
 
 NORM_SLACK = 2.0**-18  # of a clipped contribution: what norms may be too small by, and rounding of the weights
 BATCH_SLACK = 2.0**-9  # of a function of a whole batch, whose terms float64 adds up
-MAX_USERS = 2**40  # of one sum, so that levels of losses fit 60 bits
+MAX_USERS = 2**40  # of one sum, more than any machine holds: levels of their losses fit 60 bits
 MAX_TERMS = 2**23  # of a function of a whole batch; the analysis of its rounding rests on it
 MAX_SIZE = 2**28  # coordinates of one release; the analysis of the noise rests on it
 MAX_ROWS_PER_SUM = 8192  # rows that one matrix product adds up
@@ -91,9 +92,10 @@ class Contributions(Protocol):
         """Return how far rounding may move each contribution, (contributions,) or one number for all.
 
         That is an upper bound of ||q_i step - w_i c_i|| for all weights with w_i norms_i <= norm, where q_i is what
-        `grid_sum` adds of contribution i. For an acute kind it is sqrt(2) times that, unless rounded contributions are
-        acute as well. It may be too small by 2^-20 of `norm`, for what float64 does before anything is rounded. Terms
-        of a function of the whole batch are not rounded one by one: for them it is zero.
+        `grid_sum` adds of contribution i. An acute kind whose rounded contributions need not be acute returns sqrt(2)
+        times that, as one public number for all users. It may be too small by 2^-20 of `norm`, for what float64 does
+        before anything is rounded. Terms of a function of the whole batch are not rounded one by one: for them it is
+        zero.
         """
         ...
 
@@ -204,8 +206,8 @@ class BoundedSum:
     bound: Bound | LossBound
 
     @property
-    def value(self) -> Array:
-        """Return the total as numbers, (size,). For users' eyes and tests; releases are made of the integers."""
+    def exact(self) -> Array:
+        """Return the total as numbers, (size,), which nobody may publish. Releases are made of the integers."""
         return self.total.astype(np.float64) * self.bound.step
 
     def sensitivity(self, relation: Relation) -> float:

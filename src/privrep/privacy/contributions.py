@@ -270,7 +270,7 @@ class Products(UserContributions):
             large, *factors, exponent = scaled
             left, right, weights = left.astype(np.float64), right.astype(np.float64), weights.copy()
             left[large], right[large], weights[large] = *factors, np.ldexp(weights[large], exponent)
-        left, right = (array if len(used) == users else array[used] for array in (left, right))
+        left, right = (np.ascontiguousarray(array if len(used) == users else array[used]) for array in (left, right))
         left, right, each = left.reshape(-1, p), right.reshape(-1, q), np.repeat(weights[used], rows)[:, None]
         for some in cut_evenly(len(each), FEW_ROWS):
             a, b = round_factors(left[some], right[some], each[some], root_step(step))

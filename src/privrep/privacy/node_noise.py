@@ -62,8 +62,8 @@ def release_by_machines(
       factor. At every point the factor is within 1 +- 6 exp(-2 pi^2 ab / (a + b)).
     * Proof: exp(-x^2/2a) exp(-(z - x)^2/2b) is exp(-z^2/2(a + b)) times a Gaussian in x of variance ab / (a + b). Its
       sum over the integers x hardly depends on its centre, by Poisson's summation.
-    * That factor is nothing next to the room that `privacy.noise` leaves. So is the rounding: of two neighbouring
-      populations one node's total differs, so one is rounded differently.
+    * That factor is nothing next to the room that `privacy.noise` leaves. Totals of nodes are whole steps of the grid,
+      and of two neighbouring populations one node's total differs.
     * A release that was under way when a process died is asked for again: nodes repeat what they said.
 
     Args:

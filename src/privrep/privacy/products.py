@@ -62,7 +62,7 @@ def round_factors(left: NDArray[Any], right: NDArray[Any], weights: Array, root:
         weights: (rows, 1), positive.
         root: of the step of the grid.
     """
-    a, b = (np.sqrt((factor.astype(np.float64, copy=False) ** 2).sum(axis=1)) for factor in (left, right))
+    a, b = (np.sqrt(sum_squares(factor.astype(np.float64))) for factor in (left, right))
     absent = (a == 0) | (b == 0)
     first, second = (np.where(absent, 0.0, by)[:, None] for by in balance(a, b, weights[:, 0]))
     return round_weighted(left, first / root), round_weighted(right, second / root)

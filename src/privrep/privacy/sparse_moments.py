@@ -34,7 +34,7 @@ class SparseMoments(UserContributions):
     the order of its columns. A user whose columns repeat counts as zero, and so does one with squares that add up to
     2^1023 or more. Norms are too small by at most 2^-1000.
     Acute: two positive semi-definite matrices have a non-negative inner product. Those of rounded rows are such, too.
-    Sums are the integers that `RowMoments` of the same vectors would give.
+    Sums are the integers that `RowMoments` of the same vectors would give for the same weights.
     """
 
     acute: ClassVar[bool] = True
