@@ -21,7 +21,8 @@ from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.columns import SparseColumns
-from privrep.privacy.contributions import Vectors, packed_size, symmetrise, unpack
+from privrep.privacy.contributions import Vectors
+from privrep.privacy.moments import packed_size, symmetrise, unpack
 from privrep.privacy.protocol import StepSpec, UserBatch, Users
 from privrep.typing import Array, Floats
 

@@ -24,6 +24,6 @@ def train_openly(users: Users, question: Question, start: Singles, clipped: bool
         step = question.step(state["weights"].astype(np.float32))
         bound = question.choose_bound(step)
         bound = bound if clipped else replace(bound, norm=NO_CLIP)
-        total = users.sums(step, {"gradient": bound})["gradient"].exact
+        total = users.sums(step, {"gradient": bound})["gradient"].exact_numbers
         state = move_weights(state, step.to_gradient(total / question.divisor), settings)
     return (state["average"] if settings.average else state["weights"]).astype(np.float32)

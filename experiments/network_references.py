@@ -26,7 +26,7 @@ def fedrep(users: Users, split: Split, settings: TrainingSettings, rows_per_user
     weights = split.representation.weights().astype(np.float64)
     bounds = {"update": Bound(UNBOUNDED, len(weights))}
     for _ in range(settings.rounds):
-        total = users.sums(kept.step(weights.astype(np.float32)), bounds)["update"].exact
+        total = users.sums(kept.step(weights.astype(np.float32)), bounds)["update"].exact_numbers
         weights = weights + settings.server_rate * total / users.facts.users
     return weights.astype(np.float32), kept
 

@@ -130,7 +130,7 @@ class Watched(InMemoryUsers):
 
     def sums(self, *arguments: Any, **named: Any) -> dict[str, BoundedSum]:
         sums = super().sums(*arguments, **named)
-        self.lengths.append(float(np.linalg.norm(sums["update"].exact)))
+        self.lengths.append(float(np.linalg.norm(sums["update"].exact_numbers)))
         return sums
 
 

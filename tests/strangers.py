@@ -93,6 +93,6 @@ def assert_sum_stays_within_bound(
     for other, labels in [*strange.values(), (np.repeat(X[0], 9, axis=0), np.repeat(y[0], 9))]:
         known = labels >= 0
         after = total([*rows[:REPLACED], (other[known], labels[known]), *rows[REPLACED + 1 :]])
-        moved.append(np.linalg.norm(after.exact - before.exact))
+        moved.append(np.linalg.norm(after.exact_numbers - before.exact_numbers))
     assert max(moved) <= before.sensitivity("replace-one-user")
     assert max(moved) > least  # there was something to see

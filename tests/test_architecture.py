@@ -266,7 +266,7 @@ RULES = {
         ),
     ),
     "the total of a bounded sum is read": Rule(
-        reads("total", "exact"),
+        reads("total", "exact_numbers"),
         (
             "privacy/release.py",
             "privacy/bounds.py",  # its numbers are made of it

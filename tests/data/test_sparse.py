@@ -179,7 +179,7 @@ def test_a_step_for_dense_rows_gets_the_same_numbers(d: int, targets: int, dtype
     tables = twins(sizes, d, dtype, targets)
     steps = [Recorder({}), Recorder({})]
     totals = [
-        InMemoryUsers(table, Performance(1)).sums(step, {"sums": Bound(1.0, d)})["sums"].exact
+        InMemoryUsers(table, Performance(1)).sums(step, {"sums": Bound(1.0, d)})["sums"].exact_numbers
         for table, step in zip(tables, steps, strict=True)
     ]
     assert len(steps[0].sent) == sum(size > 0 for size in sizes)
@@ -227,8 +227,8 @@ class SlotSums:
 def test_a_step_for_sparse_rows_sums_what_a_dense_one_does(sizes: list[int], d: int) -> None:
     table, twin = twins(sizes, d, np.float64)
     bounds = {"sums": Bound(1.0, d)}
-    kept = InMemoryUsers(table, Performance(2)).sums(SlotSums(), bounds)["sums"].exact
-    dense = InMemoryUsers(twin, Performance(1)).sums(Recorder({}), bounds)["sums"].exact
+    kept = InMemoryUsers(table, Performance(2)).sums(SlotSums(), bounds)["sums"].exact_numbers
+    dense = InMemoryUsers(twin, Performance(1)).sums(Recorder({}), bounds)["sums"].exact_numbers
     np.testing.assert_allclose(kept, dense, rtol=1e-6, atol=1e-9)
 
 
@@ -241,7 +241,7 @@ def test_a_wide_table_is_never_made_dense(monkeypatch: pytest.MonkeyPatch) -> No
     bounds = {"sums": Bound(1.0, d)}
     tracemalloc.start()
     try:
-        total = sum_blocks(table.blocks(), SlotSums(), bounds, Performance(2))["sums"].exact
+        total = sum_blocks(table.blocks(), SlotSums(), bounds, Performance(2))["sums"].exact_numbers
         sparse_peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.reset_peak()
         few = UserTable(table.X[:2000], table.y[:2000], table.offsets[:201], table.ids[:200])

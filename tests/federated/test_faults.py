@@ -77,11 +77,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def total(fed: Federation, names: str) -> np.ndarray:
     """What these nodes' users add up to."""
     sums = [fed.hosts[name]._users.sums(STEP, BOUNDS) for name in names]
-    return np.sum([each["sizes"].exact for each in sums], axis=0)
+    return np.sum([each["sizes"].exact_numbers for each in sums], axis=0)
 
 
 def asked(users: FlowerUsers) -> np.ndarray:
-    return users.sums(STEP, BOUNDS)["sizes"].exact
+    return users.sums(STEP, BOUNDS)["sizes"].exact_numbers
 
 
 # Nodes that are not there
@@ -565,7 +565,7 @@ def test_a_user_on_whom_a_step_fails_sends_zeros_and_stops_nobody(
         assert not other.heard("left out")
         assert not other.heard("cannot")
         first = fed.hosts["a"]._users.users.table.users(0, 1)
-        own = type(fed.hosts["a"]._users.users)(first).sums(STEP, BOUNDS)["sizes"].exact
+        own = type(fed.hosts["a"]._users.users)(first).sums(STEP, BOUNDS)["sizes"].exact_numbers
     assert 0 < np.linalg.norm(clean - disturbed) <= BOUNDS["sizes"].reach
     assert np.array_equal(disturbed, clean - own)
 
@@ -912,7 +912,7 @@ def test_for_a_server_that_may_lie_users_are_asked_alone_and_measured() -> None:
         IsolatedUsers(table, strictly=strictly).sums(_Liar(), {"rows": Bound(1e9 if not strictly else 1.0, FEATURES)})
         for strictly in (False, True)
     )
-    assert np.linalg.norm(loose["rows"].exact) > 1e3  # what the step sends, where nobody measures
+    assert np.linalg.norm(loose["rows"].exact_numbers) > 1e3  # what the step sends, where nobody measures
     each = np.rint(0.1 / strict["rows"].bound.step)
     assert np.array_equal(strict["rows"].total, np.full(FEATURES, 3 * each))  # as if alone; the second sends zeros
 

@@ -97,7 +97,7 @@ class Users:
         back = travelled(step, self.facts.features, self.facts.targets)
         sums = self.users.sums(step, bounds, among)
         found = self.users.sums(back, bounds, among)
-        same = all(sums[key].exact.tobytes() == found[key].exact.tobytes() for key in bounds)
+        same = all(sums[key].exact_numbers.tobytes() == found[key].exact_numbers.tobytes() for key in bounds)
         third, further = encode(back)
         if not (same and text == again == third and same_arrays(arrays, others) and same_arrays(arrays, further)):
             self.wrong.append(type(step).__name__)
@@ -773,9 +773,9 @@ def test_a_step_that_travelled_answers_about_a_sample() -> None:
     users = InMemoryUsers(pictures(40, 8))
     step = one_step(*mlp(8, (6, 5), 3), 8, 5)
     sample, bounds = Poisson(0.5).sample(b"k" * 32), {"update": Bound(0.1, step.split.representation.size)}
-    sums = users.sums(step, bounds, sample)["update"].exact
+    sums = users.sums(step, bounds, sample)["update"].exact_numbers
     assert np.abs(sums).max() > 0
-    assert sums.tobytes() == users.sums(travelled(step), bounds, sample)["update"].exact.tobytes()
+    assert sums.tobytes() == users.sums(travelled(step), bounds, sample)["update"].exact_numbers.tobytes()
 
 
 def test_modules_give_the_same_outputs_and_have_the_same_weights() -> None:

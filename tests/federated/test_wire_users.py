@@ -232,7 +232,7 @@ def test_three_nodes_share_the_network_of_one_place_and_ask_the_sample_it_asks(t
             wanted = everyone.sums(question.step, question.bounds, sample)
             for name, total in wanted.items():
                 assert np.array_equal(found[name].total, total.total)
-                assert np.abs(total.exact).max() > 1e-3
+                assert np.abs(total.exact_numbers).max() > 1e-3
             sums = of_kind(fed, "down", "sums")[-len(NODES) :]
             for passed in sums:  # a node learns who is in the sample of its own users, and of nobody else
                 assert passed.fields["asked"] == NODES[passed.node]

@@ -26,7 +26,7 @@ from privrep.linear.references import fit_alone
 from privrep.local.prior import QUANTILES, HeadPrior, PriorMean
 from privrep.local.representation import Representation, read_representation
 from privrep.local.transform import FeatureTransform
-from privrep.privacy.contributions import pack
+from privrep.privacy.moments import pack
 
 FEATURES = 5
 NORMAL = norm.ppf(0.5 + np.array(QUANTILES) / 2)

@@ -35,7 +35,7 @@ def lines(users: int, rows: int, slopes: float, seed: int = 0) -> UserTable:
 
 def votes(step: HeadLosses | HeadVotes, table: UserTable, cells: int) -> np.ndarray:
     asked = {"votes": Bound(1.0, cells, acute=True)}
-    return np.asarray(InMemoryUsers(table).sums(step, asked)["votes"].exact)
+    return np.asarray(InMemoryUsers(table).sums(step, asked)["votes"].exact_numbers)
 
 
 def test_users_vote_for_what_does_better() -> None:

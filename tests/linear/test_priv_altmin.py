@@ -35,9 +35,9 @@ from privrep.linear.steps import SIZES
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import DIRECTION_ONLY, MAX_ROWS_PER_SUM, Bound
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import packed_size, unpack
 from privrep.privacy.groups import Group
 from privrep.privacy.kronecker import make_kronecker
+from privrep.privacy.moments import packed_size, unpack
 from privrep.privacy.protocol import UserBatch
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
@@ -288,10 +288,10 @@ def test_no_replacement_moves_a_sum_by_more_than_its_sensitivity(name, dtype, ta
         there = totals([stranger, *ordinary[1:]])
         for key, bounded in here.items():
             norm = bounded.bound.norm
-            assert np.isfinite(there[key].exact).all()
-            moved = np.linalg.norm((there[key].exact - bounded.exact) / norm)
+            assert np.isfinite(there[key].exact_numbers).all()
+            moved = np.linalg.norm((there[key].exact_numbers - bounded.exact_numbers) / norm)
             assert moved <= bounded.sensitivity("replace-one-user") / norm
-            alone = np.linalg.norm((there[key].exact - without[key].exact) / norm)
+            alone = np.linalg.norm((there[key].exact_numbers - without[key].exact_numbers) / norm)
             assert alone <= bounded.sensitivity("add-or-remove-one-user") / norm
 
 

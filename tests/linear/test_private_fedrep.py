@@ -17,7 +17,7 @@ from privrep.local.representation import Estimate
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Bound
-from privrep.privacy.contributions import pack, unpack
+from privrep.privacy.moments import pack, unpack
 from privrep.privacy.protocol import StepSpec
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
@@ -158,7 +158,7 @@ def test_many_features_are_taken_in_portions():
         whole, "__class__", type("Whole", (LeaveOneOutGradient,), {"spec": StepSpec(accepts_sparse=True)})
     )
     bound = {"step": Bound(0.5, gradient_size(400, 4))}
-    a, b = (sum_blocks(table.blocks(), step, bound, Performance(2))["step"].exact for step in (local, whole))
+    a, b = (sum_blocks(table.blocks(), step, bound, Performance(2))["step"].exact_numbers for step in (local, whole))
     assert np.allclose(a, b, rtol=1e-12)
 
 
@@ -200,7 +200,7 @@ def test_without_noise_and_clipping_a_round_is_the_plain_step():
     start = np.linalg.qr(U + 0.3 * np.random.default_rng(9).normal(size=U.shape))[0]
     local = LeaveOneOutGradient(start, FeatureTransform.plain(7), 1.0, 0.02, True)
     bounded = InMemoryUsers(table).sums(local, {"step": Bound(100.0, gradient_size(7, 2))})["step"]
-    total, rounding = bounded.exact, 40 * bounded.bound.step / 2
+    total, rounding = bounded.exact_numbers, 40 * bounded.bound.step / 2
     gradient, moment = np.zeros((2, 7)), np.zeros((2, 2))
     for i in range(40):
         X, y = table.X[6 * i : 6 * i + 6], table.y[6 * i : 6 * i + 6]

@@ -16,7 +16,7 @@ from privrep.linear.methods.private_fedrep import BatchGradient, FirstHalfPairs,
 from privrep.linear.references import fit_fedrep, subspace_distance
 from privrep.privacy.bounds import Bound
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import symmetrise
+from privrep.privacy.moments import symmetrise
 from privrep.privacy.protocol import UserBatch
 from privrep.users.memory import InMemoryUsers
 
@@ -68,9 +68,9 @@ def test_rounds_draw_different_batches_and_engines_the_same():
     assert len(set(drawn.values())) > 1
     table = make_population(rng(3), 300, 6, 2, (0, 12), 0.1).sample(rng(4))
     step = BatchGradient(np.eye(6)[:, :2], "paper-round-3", None)
-    total = InMemoryUsers(table).sums(step, {"gradient": Bound(1.0, 12)})["gradient"].exact
+    total = InMemoryUsers(table).sums(step, {"gradient": Bound(1.0, 12)})["gradient"].exact_numbers
     by_user = sum(
-        InMemoryUsers(table.users(u, u + 1)).sums(step, {"gradient": Bound(1.0, 12)})["gradient"].exact
+        InMemoryUsers(table.users(u, u + 1)).sums(step, {"gradient": Bound(1.0, 12)})["gradient"].exact_numbers
         for u in range(300)
     )
     np.testing.assert_allclose(total, by_user, atol=1e-9)
@@ -90,7 +90,7 @@ def test_pair_moments_are_unbiased_for_the_representation():
     """E Z = U v v^T U^T: with 5,000 users the mean over users is close to U (V^T V / n) U^T."""
     population = make_population(rng(7), 5_000, 5, 2, 20, 0.1)
     users = InMemoryUsers(population.sample(rng(8)))
-    total = users.sums(FirstHalfPairs(), {"moments": Bound(1e6, 5**2)})["moments"].exact
+    total = users.sums(FirstHalfPairs(), {"moments": Bound(1e6, 5**2)})["moments"].exact_numbers
     expected = population.U @ (population.heads.T @ population.heads / 5_000) @ population.U.T
     np.testing.assert_allclose(symmetrise(total) / 5_000, expected, atol=0.03)
     assert not np.allclose(symmetrise(total) / 5_000, 1.5 * expected, atol=0.03)

@@ -27,7 +27,7 @@ from privrep.multimodal.pairs import Pairs, captions_by_class, labelled  # noqa:
 from privrep.multimodal.towers import Layout, TextSpace, make_towers  # noqa: E402
 from privrep.multimodal.training import MOMENT, ClipSettings, choose_settings, is_closed  # noqa: E402
 from privrep.privacy.billboard import Release  # noqa: E402
-from privrep.privacy.contributions import symmetrise  # noqa: E402
+from privrep.privacy.moments import symmetrise  # noqa: E402
 
 FEATURES, TEXT, CLASSES, USERS = 10, 8, 4, 3000
 RNG = np.random.default_rng(6)

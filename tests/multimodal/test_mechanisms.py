@@ -356,7 +356,7 @@ def total_of(step, bound, X, y):
     offsets = np.cumsum([0, *(len(targets) for _, targets in users)]).astype(np.int64)
     flat = np.concatenate([rows for rows, _ in users]), np.concatenate([targets for _, targets in users])
     table = table_of(*flat, offsets)
-    return InMemoryUsers(table, Performance(1)).sums(step, {"gradient": bound})["gradient"].exact
+    return InMemoryUsers(table, Performance(1)).sums(step, {"gradient": bound})["gradient"].exact_numbers
 
 
 def table_of(X, y, offsets):

@@ -276,7 +276,7 @@ def test_a_user_moves_a_sum_by_no_more_than_its_bound_and_nobody_elses_own(name,
         users, totals = InMemoryUsers(others, Performance(2)), []
         for t in range(3):  # the same public weights, whatever the sums were
             weights = start + np.float32(0.01 * t) * np.sin(np.arange(len(start), dtype=np.float32))
-            totals.append(users.sums(make_step(weights), bounds)["update"].exact)
+            totals.append(users.sums(make_step(weights), bounds)["update"].exact_numbers)
         own = make_step.__self__.own if name in KEEPING else None
         if others is table:
             before, kept = totals, own

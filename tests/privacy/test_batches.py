@@ -329,7 +329,7 @@ WHOLE = {"mean": Bound(1.0, 2, terms_per_user=1)}
 @pytest.mark.parametrize("sample", [FixedSample(7, b"a" * 32), Poisson(0.3).sample(b"a" * 32), EVERYONE])
 def test_a_whole_step_gets_the_batch_at_once_in_its_order(sample: Any) -> None:
     users, step = table(), Mean()
-    total = InMemoryUsers(users).sums(step, WHOLE, sample)["mean"].exact
+    total = InMemoryUsers(users).sums(step, WHOLE, sample)["mean"].exact_numbers
     places = sample.draw_order(30) if isinstance(sample, FixedSample) else np.arange(30)
     if isinstance(sample, type(Poisson(0.3).sample(b""))):
         places = np.flatnonzero(sample.members(30))
@@ -348,16 +348,18 @@ def test_a_whole_step_gets_the_batch_at_once_in_its_order(sample: Any) -> None:
 
 def test_a_batch_gradient_is_clipped_as_one_and_counts_as_zero_if_it_is_not_finite() -> None:
     users = InMemoryUsers(table())
-    total = users.sums(Mean(times=1e6), WHOLE)["mean"].exact
+    total = users.sums(Mean(times=1e6), WHOLE)["mean"].exact_numbers
     assert np.linalg.norm(total) == pytest.approx(1.0, rel=1e-9)
     for times in (math.inf, math.nan):
-        assert users.sums(Mean(times=times), WHOLE)["mean"].exact.tolist() == [0.0, 0.0]
+        assert users.sums(Mean(times=times), WHOLE)["mean"].exact_numbers.tolist() == [0.0, 0.0]
 
 
 def test_a_row_that_makes_a_whole_step_fail_is_not_heard_of_and_a_broken_step_is() -> None:
-    failed, absent = (InMemoryUsers(table(value=value)).sums(Mean(), WHOLE)["mean"].exact for value in (13.0, math.nan))
+    failed, absent = (
+        InMemoryUsers(table(value=value)).sums(Mean(), WHOLE)["mean"].exact_numbers for value in (13.0, math.nan)
+    )
     assert failed.tolist() == absent.tolist()  # whose row it is counts as one without rows
-    at_odds = InMemoryUsers(table()).sums(Mean(many=3), WHOLE)["mean"].exact
+    at_odds = InMemoryUsers(table()).sums(Mean(many=3), WHOLE)["mean"].exact_numbers
     assert at_odds.tolist() == [0.0, 0.0]  # it fails, and on nobody alone
     step = Mean()
     InMemoryUsers(table(value=math.nan)).sums(step, WHOLE)
@@ -366,14 +368,14 @@ def test_a_row_that_makes_a_whole_step_fail_is_not_heard_of_and_a_broken_step_is
         with pytest.raises(InputError) as told:
             InMemoryUsers(table()).sums(Mean(), {"mean": broken})
         assert told.value.__context__ is None  # of the batch itself nothing is said
-    empty = InMemoryUsers(table(0)).sums(Mean(), WHOLE)["mean"].exact
+    empty = InMemoryUsers(table(0)).sums(Mean(), WHOLE)["mean"].exact_numbers
     assert empty.tolist() == [0.0, 0.0]
 
 
 def test_calls_of_a_fixed_batch_are_cut_from_its_order_and_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("privrep.users.summing.choose_batch_size", lambda *_: 4)
     users, step, sample = table(), Sum(), FixedSample(14, b"b" * 32)
-    total = InMemoryUsers(users, Performance(1)).sums(step, {"sum": Bound(1.0, 2)}, sample)["sum"].exact
+    total = InMemoryUsers(users, Performance(1)).sums(step, {"sum": Bound(1.0, 2)}, sample)["sum"].exact_numbers
     places = sample.draw_order(30)
     assert [at.tolist() for _, _, at in step.seen] == [
         places[:4].tolist(),
@@ -396,7 +398,7 @@ def test_a_file_gives_the_same_batches_as_memory_but_no_whole_ones(tmp_path: Pat
     sample, steps = FixedSample(11, b"c" * 32), (Sum(), Sum())
     with StreamingUsers.open(TableSource(tmp_path / "rows.parquet", "user", "y"), Performance(workers=1)) as streamed:
         totals = [
-            engine.sums(step, {"sum": Bound(1.0, 2)}, sample)["sum"].exact
+            engine.sums(step, {"sum": Bound(1.0, 2)}, sample)["sum"].exact_numbers
             for engine, step in zip((streamed, InMemoryUsers(users, Performance(1))), steps, strict=True)
         ]
         with pytest.raises(InputError, match="rows in memory"):
@@ -485,7 +487,7 @@ def test_noise_of_sigma_times_the_clip_on_a_batch_gradient_is_charged_as_half_of
     assert ledger.epsilon > 1.5 * compute_epsilon([Batched(sigma, 0.2, relation)], 1e-5)  # what sigma would have cost
     # and it can be turned round: by a batch whose gradient is the opposite
     totals = [
-        InMemoryUsers(table(value=value)).sums(Mean(times=1e9), {"mean": bound})["mean"].exact
+        InMemoryUsers(table(value=value)).sums(Mean(times=1e9), {"mean": bound})["mean"].exact_numbers
         for value in (1e20, -1e20)
     ]
     assert np.linalg.norm(totals[0] - totals[1]) == pytest.approx(2 * clip, rel=1e-6)

@@ -29,9 +29,10 @@ from privrep.privacy.bounds import (
     clip_and_sum,
 )
 from privrep.privacy.columns import SparseColumns
-from privrep.privacy.contributions import Counts, CrossMoments, NonNegative, RowMoments, Vectors
+from privrep.privacy.contributions import Counts, NonNegative, Vectors
 from privrep.privacy.grid import grid_step
 from privrep.privacy.kronecker import make_kronecker
+from privrep.privacy.moments import CrossMoments, RowMoments
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
@@ -230,7 +231,7 @@ def test_an_unknown_relation_gets_no_smaller_sensitivity_than_the_largest() -> N
 def test_replacing_a_user_of_a_histogram_moves_it_by_no_more_than_sqrt_two_bounds(a: list[int], b: list[int]) -> None:
     bound = Bound(math.sqrt(2.0), 10, acute=True)
     sums = [BoundedSum(clip_and_sum(Counts(np.array([cells]), 10), bound), bound) for cells in (a, b)]
-    moved = float(np.linalg.norm(sums[0].exact - sums[1].exact))
+    moved = float(np.linalg.norm(sums[0].exact_numbers - sums[1].exact_numbers))
     assert moved <= sums[0].sensitivity("replace-one-user")
 
 
@@ -282,7 +283,9 @@ def test_rounding_rows_makes_no_moments_longer_than_the_reach(size: int, shorten
 def test_the_result_depends_neither_on_workers_nor_on_blocks(population: Callable[..., UserTable]) -> None:
     table = population(n=3000, d=5)
     bounds = {"row": Bound(1.0, 5)}
-    one, four = (InMemoryUsers(table, Performance(workers)).sums(FirstRow(), bounds)["row"].exact for workers in (1, 4))
+    one, four = (
+        InMemoryUsers(table, Performance(workers)).sums(FirstRow(), bounds)["row"].exact_numbers for workers in (1, 4)
+    )
     assert np.array_equal(one, four)
     first = table.X[table.offsets[:-1]]
     clipped = first / np.maximum(np.linalg.norm(first, axis=1, keepdims=True), 1.0)
@@ -291,7 +294,7 @@ def test_the_result_depends_neither_on_workers_nor_on_blocks(population: Callabl
 
 def test_no_users_no_sum() -> None:
     table = UserTable(np.zeros((0, 3)), np.zeros(0), np.zeros(1, dtype=np.int64), np.zeros(0))
-    total = InMemoryUsers(table, Performance(1)).sums(FirstRow(), {"row": Bound(1.0, 3)})["row"].exact
+    total = InMemoryUsers(table, Performance(1)).sums(FirstRow(), {"row": Bound(1.0, 3)})["row"].exact_numbers
     assert np.array_equal(total, np.zeros(3))
 
 

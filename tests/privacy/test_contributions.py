@@ -14,20 +14,9 @@ from privrep.errors import InputError
 from privrep.privacy import sparse_moments
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Bound, Contributions
 from privrep.privacy.columns import SparseColumns
-from privrep.privacy.contributions import (
-    Concatenated,
-    Counts,
-    CrossMoments,
-    NonNegative,
-    RowMoments,
-    Summed,
-    Vectors,
-    pack,
-    packed_size,
-    symmetrise,
-    unpack,
-)
+from privrep.privacy.contributions import Concatenated, Counts, NonNegative, Summed, Vectors
 from privrep.privacy.grid import grid_step
+from privrep.privacy.moments import CrossMoments, RowMoments, pack, packed_size, symmetrise, unpack
 from privrep.privacy.sparse_moments import SparseMoments
 
 seeds = st.integers(0, 2**32 - 1)

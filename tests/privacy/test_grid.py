@@ -219,7 +219,7 @@ def test_a_total_in_pythons_integers_gives_the_same_release(size: int, monkeypat
         released = release({"s": summed}, asked, ledger, simulated_noise(1), "page")["s"]
         with pytest.raises(BudgetExceeded):
             release({"s": summed}, {"s": Query(Bound(1.0, size), 1e9)}, ledger, simulated_noise(1), "other")
-        return total.integers.dtype, np.stack([released.value, summed.exact])
+        return total.integers.dtype, np.stack([released.value, summed.exact_numbers])
 
     (first, plain), (second, python) = run(400), run(399)
     assert (first, second) == (np.int64, object)

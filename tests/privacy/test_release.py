@@ -113,7 +113,7 @@ def test_the_total_is_released_on_the_grid(users: Watched, spy: Any, budget: Bud
         assert step == query.bound.step
         assert sums[key].total.dtype == np.int64
         assert np.array_equal(released[key].value, sums[key].total * step)
-        assert np.array_equal(released[key].value, sums[key].exact)
+        assert np.array_equal(released[key].value, sums[key].exact_numbers)
         assert np.array_equal(np.rint(released[key].value / step), released[key].value / step)
     assert released["largest"].value.sum() == 50
 

@@ -12,19 +12,10 @@ from hypothesis import strategies as st
 
 from privrep.privacy.bounds import Bound, Contributions, clip_and_sum
 from privrep.privacy.columns import NonNegativeColumns, SparseColumns
-from privrep.privacy.contributions import (
-    Concatenated,
-    Counts,
-    CrossMoments,
-    NonNegative,
-    NormAtMost,
-    Products,
-    RowMoments,
-    Summed,
-    Vectors,
-)
+from privrep.privacy.contributions import Concatenated, Counts, NonNegative, NormAtMost, Products, Summed, Vectors
 from privrep.privacy.grid import grid_step
 from privrep.privacy.kronecker import make_kronecker
+from privrep.privacy.moments import CrossMoments, RowMoments
 from privrep.privacy.products import balance
 
 seeds = st.integers(0, 2**32 - 1)

@@ -46,7 +46,7 @@ def holders_of(held: dict[Any, list[Any]]) -> KeyHolders:
 
 
 def counts_of(holders: KeyHolders) -> dict[Any, float]:
-    total = holders.count_keys(make_counts_bound(holders)).exact
+    total = holders.count_keys(make_counts_bound(holders)).exact_numbers
     return dict(zip(holders.private_keys, total, strict=False))
 
 

@@ -238,7 +238,7 @@ def sparse_table_of(users: list[User], dtype: type, d: int = D) -> UserTable:
 def assert_within(one: dict[str, BoundedSum], other: dict[str, BoundedSum], relation: Relation) -> None:
     for key, bounded in one.items():
         norm = bounded.bound.norm
-        a, b = bounded.exact / norm, other[key].exact / norm
+        a, b = bounded.exact_numbers / norm, other[key].exact_numbers / norm
         assert np.isfinite(a).all(), key
         assert np.isfinite(b).all(), key
         moved, most = float(np.linalg.norm(a - b)), bounded.sensitivity(relation) / norm

@@ -20,15 +20,14 @@ from privrep.privacy.contributions import (
     BatchTerm,
     Concatenated,
     Counts,
-    CrossMoments,
     NonNegative,
     NormAtMost,
     Products,
-    RowMoments,
     Summed,
     Vectors,
 )
 from privrep.privacy.kronecker import make_kronecker
+from privrep.privacy.moments import CrossMoments, RowMoments
 from privrep.privacy.similarities import Similarities
 from privrep.privacy.sparse_moments import SparseMoments
 

@@ -31,15 +31,8 @@ from privrep.linear.steps import (
 from privrep.local.losses import Loss
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.columns import SparseColumns
-from privrep.privacy.contributions import (
-    Concatenated,
-    Counts,
-    CrossMoments,
-    NonNegative,
-    RowMoments,
-    Summed,
-    Vectors,
-)
+from privrep.privacy.contributions import Concatenated, Counts, NonNegative, Summed, Vectors
+from privrep.privacy.moments import CrossMoments, RowMoments
 from privrep.privacy.protocol import UserBatch
 from privrep.privacy.sparse_moments import SparseMoments
 

@@ -110,7 +110,7 @@ def test_a_seat_of_a_batch_given_to_another_moves_sums_by_the_sensitivity_and_no
             patched.setattr(base, "choose_batch_size", lambda *_: seats)
             sample = Known(len(order), b"", places)
             sums = InMemoryUsers(table(some), Performance(1)).sums(steps[-1], neighbours.BOUNDS, sample)
-        totals.append({key: found.exact for key, found in sums.items()})
+        totals.append({key: found.exact_numbers for key, found in sums.items()})
     for first, second in ((0, 1), (0, 2), (1, 2)):
         here, there = (dict(steps[at].sent) for at in (first, second))
         for place in set(order.tolist()) - {who}:
@@ -130,7 +130,7 @@ def test_similarities_of_a_batch_move_by_what_one_user_touches(name: str, count:
     who = int(rng.integers(count))
     bound = Bound(norm, SIZE, terms_per_user=count_changed_terms(count * SLOTS, SLOTS, 3.0))
     before, after = (
-        InMemoryUsers(table(some), Performance(1)).sums(Pairs(), {"pairs": bound})["pairs"].exact
+        InMemoryUsers(table(some), Performance(1)).sums(Pairs(), {"pairs": bound})["pairs"].exact_numbers
         for some in (users, [*users[:who], SWAPS[name](rng), *users[who + 1 :]])
     )
     assert np.linalg.norm(after - before) <= bound.sensitivity("replace-one-user")
@@ -155,7 +155,9 @@ def test_a_row_on_which_similarities_fail_moves_no_more_than_any_other(count: in
     firsts = [(np.full((SLOTS, FEATURES), value, np.float32), np.zeros(SLOTS)) for value in (0.5, 13, np.nan)]
     bound = Bound(0.01, SIZE, terms_per_user=count_changed_terms(count * SLOTS, SLOTS, 3.0))
     before, after, absent = (
-        InMemoryUsers(table([first, *users[1:]]), Performance(1)).sums(Fragile(), {"pairs": bound})["pairs"].exact
+        InMemoryUsers(table([first, *users[1:]]), Performance(1))
+        .sums(Fragile(), {"pairs": bound})["pairs"]
+        .exact_numbers
         for first in firsts
     )
     assert np.linalg.norm(after - before) <= bound.sensitivity("replace-one-user")
@@ -189,7 +191,9 @@ def test_whatever_a_function_of_a_batch_does_it_stays_in_a_ball(name: str, count
     users[0] = SWAPS[name](rng)
     sample = Poisson(0.7).sample(rng.bytes(32))
     totals = [
-        InMemoryUsers(table(users), Performance(1)).sums(Anything(), {"anything": bound}, each)["anything"].exact
+        InMemoryUsers(table(users), Performance(1))
+        .sums(Anything(), {"anything": bound}, each)["anything"]
+        .exact_numbers
         for each in (sample, EVERYONE)
     ]
     for relation in ("replace-one-user", "add-or-remove-one-user"):
@@ -203,7 +207,7 @@ def test_the_sensitivity_of_one_touched_term_is_reached() -> None:
     totals = [
         InMemoryUsers(table([(np.full((1, FEATURES), 50.0) * sign, np.zeros(1)), *others]), Performance(1))
         .sums(Signed(), {"anything": bound})["anything"]
-        .exact
+        .exact_numbers
         for sign in (1, -1)
     ]
     assert np.linalg.norm(totals[0] - totals[1]) == pytest.approx(2 * 0.7, rel=1e-9)

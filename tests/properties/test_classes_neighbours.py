@@ -64,7 +64,7 @@ def total(kind: str, users: list[pairs.User], seats: int) -> tuple[np.ndarray, W
     with pytest.MonkeyPatch.context() as patched, np.errstate(all="ignore"):
         patched.setattr(base, "choose_batch_size", lambda *_: seats)
         found = InMemoryUsers(pairs.table(users), Performance(1)).sums(watched, {name: bound})[name]
-    return found.exact, watched, bound
+    return found.exact_numbers, watched, bound
 
 
 @pytest.mark.parametrize("kind", ["moment", "moment, centred", "gradient", "gradient, centred"])

@@ -187,7 +187,7 @@ def test_a_sample_is_asked_and_nobody_else(engine: Engine, rate: float, tmp_path
             ]
             clipped = np.array([row / max(1.0, float(np.linalg.norm(row))) for row in rows])
             wanted = clipped[sample.members(USERS)].sum(axis=0)
-            np.testing.assert_allclose(found.exact, wanted, rtol=1e-6, atol=USERS * found.bound.step)
+            np.testing.assert_allclose(found.exact_numbers, wanted, rtol=1e-6, atol=USERS * found.bound.step)
             assert np.array_equal(found.total, InMemoryUsers(table, ONE).sums(*PADDED, sample)["mean"].total)
 
 

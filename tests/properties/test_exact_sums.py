@@ -16,8 +16,9 @@ from test_class_steps import LOSSES, steps_of
 
 from privrep.data.table import UserTable
 from privrep.privacy.bounds import Bound
-from privrep.privacy.contributions import RowMoments, Vectors
+from privrep.privacy.contributions import Vectors
 from privrep.privacy.grid import MAX_INT64_USERS, Total
+from privrep.privacy.moments import RowMoments
 from privrep.privacy.protocol import EVERYONE, StepSpec, UserBatch
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance

@@ -221,7 +221,7 @@ def moved_by(question: Question, one: User, other: User, thin: bool) -> tuple[fl
         InMemoryUsers(make([third, u, third], np.float64, d), Performance(1)).sums(step, bounds) for u in (one, other)
     )
     key = next(iter(bounds))
-    return float(np.linalg.norm(here[key].exact - there[key].exact)), here[key]
+    return float(np.linalg.norm(here[key].exact_numbers - there[key].exact_numbers)), here[key]
 
 
 @pytest.mark.parametrize("name", FARTHEST)

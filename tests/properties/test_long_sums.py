@@ -10,8 +10,9 @@ import pytest
 from clipping import add_up, clip_to_numbers
 from privrep.privacy.bounds import Bound
 from privrep.privacy.columns import SparseColumns
-from privrep.privacy.contributions import CrossMoments, NonNegative, RowMoments, Vectors
+from privrep.privacy.contributions import NonNegative, Vectors
 from privrep.privacy.kronecker import make_kronecker
+from privrep.privacy.moments import CrossMoments, RowMoments
 
 KINDS = {
     "vectors": lambda v: Vectors(v.reshape(len(v), -1)),

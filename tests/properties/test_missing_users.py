@@ -106,7 +106,7 @@ def test_a_neighbour_with_gaps_changes_a_sum_by_no_more_than_its_sensitivity(nam
         rows, targets = X.copy(), y.copy()
         rows[2], targets[2] = row, target
         held = table.UserTable(rows.reshape(-1, D), targets.ravel(), np.arange(0, 21, 4), np.arange(5))
-        return {key: one.exact for key, one in InMemoryUsers(held, Performance(1)).sums(step, bounds).items()}
+        return {key: one.exact_numbers for key, one in InMemoryUsers(held, Performance(1)).sums(step, bounds).items()}
 
     for trial in range(30):
         pair = []
@@ -130,7 +130,7 @@ def test_histograms_leave_out_columns_without_a_value() -> None:
     step, bounds = QUESTIONS["column sizes"]
     held = table.UserTable(X.reshape(-1, D), np.ones(24), np.arange(0, 25, 4), np.arange(6))
     found = InMemoryUsers(held).sums(step, bounds)
-    assert found["levels"].exact.reshape(D, -1).sum(axis=1).tolist() == [6, 3, 6]
+    assert found["levels"].exact_numbers.reshape(D, -1).sum(axis=1).tolist() == [6, 3, 6]
 
 
 def test_without_a_prior_users_who_lost_all_rows_have_no_head() -> None:

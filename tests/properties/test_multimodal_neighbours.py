@@ -128,7 +128,7 @@ def bank(model: Towers, users: list[User], seats: int, sample: Any) -> tuple[np.
     with pytest.MonkeyPatch.context() as patched, np.errstate(all="ignore"):
         patched.setattr(base, "choose_batch_size", lambda *_: seats)
         bounds = {"gradient": Bound(CLIP, step.step.size)}
-        return InMemoryUsers(table(users), Performance(1)).sums(step, bounds, sample)["gradient"].exact, step
+        return InMemoryUsers(table(users), Performance(1)).sums(step, bounds, sample)["gradient"].exact_numbers, step
 
 
 def assert_others_alike(one: Watched, other: Watched, user: int) -> None:
@@ -199,7 +199,9 @@ def test_one_user_can_move_the_sum_almost_that_far() -> None:
     for target in range(CAPTIONS):
         some = [*users[:3], (X, np.array([float(target)])), *users[4:]]
         bound = Bound(1e-4, step.size)
-        totals.append(InMemoryUsers(table(some), Performance(1)).sums(step, {"gradient": bound})["gradient"].exact)
+        totals.append(
+            InMemoryUsers(table(some), Performance(1)).sums(step, {"gradient": bound})["gradient"].exact_numbers
+        )
     apart = max(float(np.linalg.norm(one - other)) for one in totals for other in totals)
     assert 1.2e-4 < apart <= 2e-4 * (1 + BATCH_SLACK)
 
@@ -216,7 +218,7 @@ def test_functions_of_a_batch_move_by_twice_the_clip(
     step = BatchStep(*common, chunk=3) if mechanism == "batch" else InsideStep(*common, users=count)
     bound = Bound(clip, step.size, terms_per_user=1) if isinstance(step, BatchStep) else step.choose_bound(clip)
     before, after = (
-        InMemoryUsers(table(some), Performance(1)).sums(step, {"gradient": bound})["gradient"].exact
+        InMemoryUsers(table(some), Performance(1)).sums(step, {"gradient": bound})["gradient"].exact_numbers
         for some in (users, [*users[:who], SWAPS[name](rng), *users[who + 1 :]])
     )
     assert np.isfinite(after).all()

@@ -22,17 +22,9 @@ import privrep
 from clipping import STEP, clip_to_numbers
 from privrep.privacy.bounds import DIRECTION_ONLY, NORM_SLACK, Bound, Contributions, clip_and_sum
 from privrep.privacy.columns import SparseColumns
-from privrep.privacy.contributions import (
-    Concatenated,
-    CrossMoments,
-    NonNegative,
-    NormAtMost,
-    Products,
-    RowMoments,
-    Summed,
-    Vectors,
-)
+from privrep.privacy.contributions import Concatenated, NonNegative, NormAtMost, Products, Summed, Vectors
 from privrep.privacy.kronecker import make_kronecker
+from privrep.privacy.moments import CrossMoments, RowMoments
 from privrep.privacy.sparse_moments import SparseMoments
 
 BOUNDS = (2.0**-400, DIRECTION_ONLY, 1.0, 2.0**500)

@@ -101,7 +101,7 @@ def answers(users: list[User], seats: int, mask: Any = None) -> tuple[dict[str, 
         patched.setattr(base, "choose_batch_size", lambda *_: seats)
         sample = EVERYONE if mask is None else Known(0.5, b"", mask)
         sums = InMemoryUsers(table(users), Performance(1)).sums(step, BOUNDS, sample)
-    return {key: found.exact for key, found in sums.items()}, step
+    return {key: found.exact_numbers for key, found in sums.items()}, step
 
 
 def assert_others_alike(one: Layer, other: Layer, user: int) -> None:

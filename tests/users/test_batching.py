@@ -128,7 +128,7 @@ def test_calls_are_the_same_whatever_rows_users_have(
 def test_sums_do_not_depend_on_workers(population: Callable[..., UserTable], monkeypatch: pytest.MonkeyPatch) -> None:
     few_seats(monkeypatch, 7)
     table = population(n=60, d=3)
-    totals = [InMemoryUsers(table, Performance(w)).sums(Watching(5), BOUNDS)["sum"].exact for w in (1, 4)]
+    totals = [InMemoryUsers(table, Performance(w)).sums(Watching(5), BOUNDS)["sum"].exact_numbers for w in (1, 4)]
     assert np.array_equal(*totals)
     rows = [table.X[a:b][:5].sum(axis=0) + 1 for a, b in zip(table.offsets[:-1], table.offsets[1:], strict=True)]
     plain = np.array([row * min(1.0, 1 / np.linalg.norm(row)) for row in rows]).sum(axis=0)
@@ -149,7 +149,7 @@ def test_a_file_gives_the_same_calls_as_memory(
         for among in (EVERYONE, Group("half", 0, 2), sample):
             steps = Watching(5), Watching(5)
             totals = [
-                engine.sums(step, BOUNDS, among)["sum"].exact
+                engine.sums(step, BOUNDS, among)["sum"].exact_numbers
                 for engine, step in zip((users, InMemoryUsers(table, Performance(1))), steps, strict=True)
             ]
             assert np.array_equal(*totals)
@@ -174,7 +174,7 @@ def test_members_of_a_sample_sit_at_their_own_seats_and_empty_seats_count_for_no
     sample = Sample(0.4, b"a" * 32)
     members = np.flatnonzero(sample.members(60))
     step = Watching(6)
-    total = InMemoryUsers(table, Performance(1)).sums(step, BOUNDS, sample)["sum"].exact
+    total = InMemoryUsers(table, Performance(1)).sums(step, BOUNDS, sample)["sum"].exact_numbers
     for X, y, places in step.seen:
         assert X.shape == (4, 6, 3)
         taken = places >= 0
@@ -237,7 +237,7 @@ def test_what_slots_cannot_do_is_refused(table: UserTable, spy: Any) -> None:
 
 def test_no_users_no_calls(table_of: Callable[..., UserTable]) -> None:
     step = Watching(2)
-    total = InMemoryUsers(table_of([], 3), Performance(1)).sums(step, BOUNDS)["sum"].exact
+    total = InMemoryUsers(table_of([], 3), Performance(1)).sums(step, BOUNDS)["sum"].exact_numbers
     assert total.tolist() == [0.0, 0.0, 0.0]
     assert step.seen == []
 
@@ -259,7 +259,7 @@ def test_a_user_on_whose_rows_the_step_fails_is_one_without_rows():
         X = np.arange(8.0, dtype=np.float32).reshape(8, 1)
         X[4] = value
         table = UserTable(X, np.zeros(8), np.arange(0, 9, 2), np.arange(4))
-        return InMemoryUsers(table).sums(Fussy(), {"sum": Bound(100.0, 1)})["sum"].exact[0]
+        return InMemoryUsers(table).sums(Fussy(), {"sum": Bound(100.0, 1)})["sum"].exact_numbers[0]
 
     assert total(13) == total(4) - (4 + 5)
 

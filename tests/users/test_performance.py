@@ -79,7 +79,7 @@ def engine(kind: str, source: TableSource, performance: Performance) -> Iterator
 
 def answers(users: Users) -> list[dict[str, np.ndarray]]:
     return [
-        {key: one.exact for key, one in users.sums(step, BOUNDS, among).items()}
+        {key: one.exact_numbers for key, one in users.sums(step, BOUNDS, among).items()}
         for step, among in ASKED
         if isinstance(users, InMemoryUsers) or not isinstance(among, FixedSample)
     ]
@@ -103,13 +103,13 @@ def test_the_size_of_blocks_moves_sums_by_rounding_and_losses_not_at_all(
     kind: str, rows: int, source: TableSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with engine("memory", source, Performance(1)) as users:
-        expected = {key: one.exact for key, one in users.sums(BY_SIZE, BOUNDS).items()}
+        expected = {key: one.exact_numbers for key, one in users.sums(BY_SIZE, BOUNDS).items()}
     for module in ("privrep.data.table", "privrep.users.streaming"):
         monkeypatch.setattr(f"{module}.choose_block_rows", lambda *a: rows)
     seen = set()
     for performance in SETTINGS:
         with engine(kind, source, performance) as users:
-            found = {key: one.exact for key, one in users.sums(BY_SIZE, BOUNDS).items()}
+            found = {key: one.exact_numbers for key, one in users.sums(BY_SIZE, BOUNDS).items()}
         assert np.array_equal(found["losses"], expected["losses"])
         assert np.linalg.norm(found["sum"] - expected["sum"]) <= NORM_SLACK / 2 * BOUNDS["sum"].norm
         seen.add(found["sum"].tobytes())

@@ -108,8 +108,8 @@ def assert_same_sums(users: StreamingUsers, table: UserTable) -> None:
     for step, bounds in asked:
         streamed, kept = users.sums(step, bounds), InMemoryUsers(table).sums(step, bounds)
         for key in bounds:
-            assert kept[key].exact.any()
-            assert streamed[key].exact.tobytes() == kept[key].exact.tobytes()
+            assert kept[key].exact_numbers.any()
+            assert streamed[key].exact_numbers.tobytes() == kept[key].exact_numbers.tobytes()
             assert streamed[key].bound == kept[key].bound
 
 
@@ -409,12 +409,12 @@ def test_sums_over_a_group_leave_the_others_out(tmp_path: Path, ids: str, order:
             assert 0 < inside.sum() < table.n_users
             spoilt = replace(table, X=np.where(np.repeat(inside, table.sizes)[:, None], table.X, 1e300))
             streamed, kept, blind = (
-                engine.sums(Means(), bounds, group)["means"].exact
+                engine.sums(Means(), bounds, group)["means"].exact_numbers
                 for engine in (users, InMemoryUsers(table, Performance(1)), InMemoryUsers(spoilt, Performance(3)))
             )
             np.testing.assert_allclose(kept, clipped[inside].sum(axis=0), rtol=1e-9)
             assert streamed.tobytes() == kept.tobytes() == blind.tobytes()
-        everybody = users.sums(Means(), bounds)["means"].exact
+        everybody = users.sums(Means(), bounds)["means"].exact_numbers
     np.testing.assert_allclose(everybody, clipped.sum(axis=0), rtol=1e-9)
 
 
@@ -439,8 +439,8 @@ def test_several_targets(tmp_path: Path, name: str, order: str) -> None:
         assert_same_blocks(users, table)
         step, bounds = Both(), {"means": Bound(0.7, D - 1)}
         streamed, kept = users.sums(step, bounds), InMemoryUsers(table).sums(step, bounds)
-        assert kept["means"].exact.any()
-        assert streamed["means"].exact.tobytes() == kept["means"].exact.tobytes()
+        assert kept["means"].exact_numbers.any()
+        assert streamed["means"].exact_numbers.tobytes() == kept["means"].exact_numbers.tobytes()
 
 
 @dataclass(frozen=True)
@@ -498,8 +498,8 @@ def test_categories(tmp_path: Path, name: str, order: str, features: tuple[str, 
         for step in (Means(), SparseMeans()):
             bounds = {"means": Bound(0.7, d)}
             streamed, memory = users.sums(step, bounds), InMemoryUsers(kept).sums(step, bounds)
-            assert memory["means"].exact.any()
-            assert streamed["means"].exact.tobytes() == memory["means"].exact.tobytes()
+            assert memory["means"].exact_numbers.any()
+            assert streamed["means"].exact_numbers.tobytes() == memory["means"].exact_numbers.tobytes()
 
 
 def test_a_missing_category_is_no_error_but_an_infinite_number_is(tmp_path: Path) -> None:
@@ -537,8 +537,8 @@ def test_labels(tmp_path: Path, name: str, order: str, dtype: Any) -> None:
         assert_same_blocks(users, kept)
         step, bounds = Means(), {"means": Bound(0.7, D)}
         streamed, memory = users.sums(step, bounds), InMemoryUsers(kept).sums(step, bounds)
-        assert memory["means"].exact.any()
-        assert streamed["means"].exact.tobytes() == memory["means"].exact.tobytes()
+        assert memory["means"].exact_numbers.any()
+        assert streamed["means"].exact_numbers.tobytes() == memory["means"].exact_numbers.tobytes()
 
 
 def panel_rows(order: str) -> pa.Table:

@@ -169,7 +169,7 @@ def select_keys(settings: Settings, noise: NoiseSource, error: float) -> Told:
         np.asarray(each, dtype=np.float64)[:keys]
         for each in (
             [counts[key] for key in range(keys)],
-            *(one.count_keys(make_counts_bound(one)).exact for one in worlds),
+            *(one.count_keys(make_counts_bound(one)).exact_numbers for one in worlds),
         )
     )
     alone, chance = len(named) - keys, math.exp(log_chance)

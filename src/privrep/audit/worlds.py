@@ -35,5 +35,5 @@ class TwoWorlds:
         self, step: Step, bounds: Mapping[str, Bound | LossBound], among: Audience = EVERYONE
     ) -> dict[str, BoundedSum]:
         both = [engine.sums(step, bounds, among) for engine in self._engines]
-        self.totals.append({key: (both[0][key].exact, both[1][key].exact) for key in bounds})
+        self.totals.append({key: (both[0][key].exact_numbers, both[1][key].exact_numbers) for key in bounds})
         return both[self.second_answers]

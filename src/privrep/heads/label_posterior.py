@@ -24,7 +24,7 @@ from privrep.heads.posterior import LARGEST, MOST_PACKED, make_images, make_orig
 from privrep.local.least_squares import move_users_last, sum_rows
 from privrep.local.losses import Loss
 from privrep.local.prior import LabelPrior
-from privrep.privacy.contributions import pack
+from privrep.privacy.moments import pack
 from privrep.typing import Array, Floats
 
 MODERATE = math.pi / 8  # of a variance, in the share of an output that probabilities count

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from privrep.data.sparse import SparseRows
 from privrep.local.least_squares import centre_rows, invert, move_users_last, sum_columns, sum_rows
 from privrep.local.prior import HeadPrior, PriorMean
-from privrep.privacy.contributions import pack, packed_size
+from privrep.privacy.moments import pack, packed_size
 from privrep.typing import Array, Floats
 
 FAR = 4.0  # standard deviations of levels beyond which a user's own counts for more than the prior says

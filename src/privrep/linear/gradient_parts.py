@@ -18,7 +18,8 @@ from privrep.local.prior import PriorMean
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.columns import SparseColumns
-from privrep.privacy.contributions import Concatenated, Counts, RowMoments, Vectors
+from privrep.privacy.contributions import Concatenated, Counts, Vectors
+from privrep.privacy.moments import RowMoments
 from privrep.typing import Array, Floats
 
 COMMON_CELLS = WIDE_CELLS + CELLS  # of the norms of a gradient, and of their ratios to curvatures

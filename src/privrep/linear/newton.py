@@ -9,7 +9,7 @@ import numpy as np
 
 from privrep.linear.gathering import Heard, Outputs
 from privrep.privacy.billboard import Release
-from privrep.privacy.contributions import packed_size, symmetrise
+from privrep.privacy.moments import packed_size, symmetrise
 from privrep.typing import Array
 
 BENT = 2.5  # standard deviations of its noise from which on a mean curvature is one: it may be off by two fifths

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.linear.transform import CLEAR
-from privrep.privacy.contributions import packed_size
+from privrep.privacy.moments import packed_size
 from privrep.typing import Array
 
 LEAST = 0.1  # eigenvalues of A, relative to what its larger parts make them, count no less than this

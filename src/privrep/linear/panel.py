@@ -23,7 +23,7 @@ from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import packed_size, symmetrise
+from privrep.privacy.moments import packed_size, symmetrise
 from privrep.privacy.run import Run
 from privrep.typing import Array, Integers
 

@@ -22,7 +22,8 @@ from privrep.local.least_squares import ROUNDING, find_largest
 from privrep.local.prior import PriorMean
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Contributions, Losses
-from privrep.privacy.contributions import Counts, RowMoments
+from privrep.privacy.contributions import Counts
+from privrep.privacy.moments import RowMoments
 from privrep.privacy.protocol import Step, StepSpec, UserBatch
 from privrep.typing import Array, Floats, Integers, Matrix, Vector
 

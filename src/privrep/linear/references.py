@@ -1,7 +1,7 @@
 """References that the demo compares a private fit with. NOT PRIVATE, except `fit_alone`, in which nothing is shared.
 
-`fit_fedrep` reads exact sums of users' contributions, which nothing that claims privacy may do: `BoundedSum.exact` is
-read here, under bounds that do not clip. References of experiments alone are in `experiments/references.py`.
+`fit_fedrep` reads exact sums of users' contributions, which nothing that claims privacy may do.
+`BoundedSum.exact_numbers` is read here, under bounds that do not clip. References of experiments alone are in `experiments/references.py`.
 With `intercept` each user's rows are centred by their own mean, which takes its intercept out of the regression.
 """
 
@@ -21,7 +21,8 @@ from privrep.local.least_squares import centre_rows
 from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Bound, Contributions, Losses
-from privrep.privacy.contributions import Vectors, pack, packed_size, symmetrise, unpack
+from privrep.privacy.contributions import Vectors
+from privrep.privacy.moments import pack, packed_size, symmetrise, unpack
 from privrep.privacy.protocol import Step, StepSpec, UserBatch, Users
 from privrep.typing import Array, Floats
 
@@ -47,7 +48,7 @@ class PlainSums:
             sums = self._users.sums(seen, asked)
             longest = {key: max(lengths) for key, lengths in seen.longest.items()}
             if all(key in self._bounds and 2 * longest[key] <= bound.norm for key, bound in asked.items()):
-                return {key: one.exact for key, one in sums.items()}
+                return {key: one.exact_numbers for key, one in sums.items()}
             self._bounds |= {key: max(4 * longest[key], self._bounds.get(key, SHORTEST)) for key in asked}
 
 

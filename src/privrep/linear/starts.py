@@ -31,7 +31,7 @@ from privrep.local.representation import Estimate
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import symmetrise
+from privrep.privacy.moments import symmetrise
 from privrep.privacy.protocol import Step
 from privrep.privacy.run import Run
 from privrep.typing import Array

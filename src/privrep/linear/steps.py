@@ -24,15 +24,8 @@ from privrep.local.least_squares import (
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.columns import SparseColumns
-from privrep.privacy.contributions import (
-    Counts,
-    CrossMoments,
-    RowMoments,
-    Summed,
-    Vectors,
-    pack,
-    packed_size,
-)
+from privrep.privacy.contributions import Counts, Summed, Vectors
+from privrep.privacy.moments import CrossMoments, RowMoments, pack, packed_size
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.typing import Array, Floats, Matrix, Vector
 

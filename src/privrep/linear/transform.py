@@ -17,7 +17,7 @@ from privrep.linear.steps import CELLS, LOWEST, FeatureSizes, Frequencies, Secon
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import symmetrise
+from privrep.privacy.moments import symmetrise
 from privrep.privacy.run import Run
 from privrep.typing import Array
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from privrep.local.elementary import exp, log, sigmoid, softplus
 from privrep.local.least_squares import invert, sum_columns, sum_rows
-from privrep.privacy.contributions import pack
+from privrep.privacy.moments import pack
 from privrep.typing import Array, Floats
 
 LossName = Literal["log", "hinge"]

@@ -23,7 +23,7 @@ from privrep.multimodal.towers import Layout, Towers
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Bound
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import symmetrise
+from privrep.privacy.moments import symmetrise
 from privrep.privacy.release import State
 from privrep.privacy.run import Run
 from privrep.typing import Array

@@ -28,7 +28,7 @@ from privrep.nn.threads import one_thread
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound, Contributions
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import RowMoments, symmetrise
+from privrep.privacy.moments import RowMoments, symmetrise
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
 from privrep.typing import Array

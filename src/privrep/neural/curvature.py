@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from privrep.neural.standard_step import Coordinates, Standards
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound, Contributions
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import NonNegative, RowMoments, symmetrise
+from privrep.privacy.contributions import NonNegative
+from privrep.privacy.moments import RowMoments, symmetrise
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
 from privrep.typing import Array, Axes, Integers, Vector

@@ -206,7 +206,7 @@ class BoundedSum:
     bound: Bound | LossBound
 
     @property
-    def exact(self) -> Array:
+    def exact_numbers(self) -> Array:
         """Return the total as numbers, (size,), which nobody may publish. Releases are made of the integers."""
         return self.total.astype(np.float64) * self.bound.step
 

@@ -53,7 +53,9 @@ class IsolatedUsers:
         chosen = among.members(users) if isinstance(among, Sample) else np.ones(users, bool)
         self._check_public(step, bounds)
         sums = self._sum_users(step, bounds, among, chosen)
-        check_sums(bounds, {key: one.exact for key, one in sums.items()}, users)  # as the server will, before any noise
+        check_sums(
+            bounds, {key: one.exact_numbers for key, one in sums.items()}, users
+        )  # as the server will, before any noise
         return sums
 
     def _sum_users(
@@ -127,7 +129,7 @@ def _sum_one_by_one(
     for user in np.flatnonzero(chosen).tolist():
         try:
             found = InMemoryUsers(block.users(user, user + 1), ALONE).sums(step, bounds, among)
-            check_sums(bounds, {key: one.exact for key, one in found.items()}, 1)
+            check_sums(bounds, {key: one.exact_numbers for key, one in found.items()}, 1)
         except Exception:
             continue
         for key, total in totals.items():

@@ -49,7 +49,7 @@ from privrep.local.representation import FREE, Estimate, Gains, Ratings, Represe
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Bound
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import symmetrise
+from privrep.privacy.moments import symmetrise
 from privrep.privacy.run import Run
 from privrep.typing import Array
 

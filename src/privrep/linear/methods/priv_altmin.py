@@ -42,9 +42,10 @@ from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import Counts, CrossMoments, Summed, Vectors, symmetrise
+from privrep.privacy.contributions import Counts, Summed, Vectors
 from privrep.privacy.groups import Group
 from privrep.privacy.kronecker import make_kronecker
+from privrep.privacy.moments import CrossMoments, symmetrise
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
 from privrep.typing import Array, Floats, Matrix

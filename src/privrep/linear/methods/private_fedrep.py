@@ -36,7 +36,8 @@ from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import Vectors, symmetrise, unpack
+from privrep.privacy.contributions import Vectors
+from privrep.privacy.moments import symmetrise, unpack
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
 from privrep.typing import Array, Floats, Matrix

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from privrep.multimodal.towers import Layout, normalise_rows
 from privrep.nn.threads import one_thread, rows_of
 from privrep.privacy.bounds import Contributions
-from privrep.privacy.contributions import Products, RowMoments
+from privrep.privacy.contributions import Products
+from privrep.privacy.moments import RowMoments
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.typing import Array
 
