@@ -1,7 +1,8 @@
 """References that the demo compares a private fit with. NOT PRIVATE, except `fit_alone`, in which nothing is shared.
 
-`fit_fedrep` reads exact sums of users' contributions, which nothing that claims privacy may do.
-`BoundedSum.exact_numbers` is read here, under bounds that do not clip. References of experiments alone are in `experiments/references.py`.
+`fit_fedrep` reads exact sums of users' contributions, which nothing that claims privacy may do. It takes
+`BoundedSum.exact_numbers`, under bounds that do not clip. References of experiments alone are in
+`experiments/references.py`.
 With `intercept` each user's rows are centred by their own mean, which takes its intercept out of the regression.
 """
 
