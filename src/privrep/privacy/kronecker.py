@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, UserContributions
 from privrep.privacy.grid import as_integers, measure_rounding, root_step, round_weighted
 from privrep.privacy.products import balance
-from privrep.privacy.scaling import read_scale, scale_near_one, sum_squares
+from privrep.privacy.scaling import read_scale, scale_near_one
 from privrep.typing import Array, Integers
 
 _IN_CACHE, _IN_MEMORY = 1 << 20, 1 << 22  # entries of users' matrices that stand together; and where those are large
@@ -42,7 +42,13 @@ class Kronecker(UserContributions):
     left: Array  # (users, p, k)
     right: NDArray[Any]  # (users, m, d)
     scale: Array  # (users,)
-    sizes: Array  # (users,): upper bounds of the norms before they are scaled
+    left_size: Array  # (users,): norms of L^T L
+    right_size: Array  # (users,): norms of R^T R
+
+    @property
+    def sizes(self) -> Array:
+        """Return upper bounds of the norms before they are scaled, (users,)."""
+        return self.left_size * self.right_size * (1 + 1e-9)
 
     def norms(self) -> Array:
         return self.scale * self.sizes
@@ -58,13 +64,10 @@ class Kronecker(UserContributions):
         for part in _cut_users(len(self.scale), d * d):
             used = np.flatnonzero(weights[part] > 0)
             scaled = (weights[part] * self.scale[part])[used]
-            small = _make_grams(self.left[part][used]).reshape(-1, k * k)
-            large = _make_grams(self.right[part] if len(used) == len(self.right[part]) else self.right[part][used])
-            large = large.reshape(-1, d * d)
-            lengths = [np.sqrt(sum_squares(gram)) for gram in (small, large)]
-            first, second = balance(lengths[0], lengths[1], scaled)
-            small = round_weighted(small.reshape(-1, k, k)[:, *above], (first / root)[:, None])
-            large *= (second / root)[:, None]
+            first, second = balance(self.left_size[part][used], self.right_size[part][used], scaled)
+            small = round_weighted(_make_grams(self.left[part][used])[:, *above], (first / root)[:, None])
+            rows = self.right[part] if len(used) == len(self.right[part]) else self.right[part][used]
+            large = _make_grams(rows * np.sqrt(second / root)[:, None, None]).reshape(-1, d * d)
             total += as_integers(small.T @ np.rint(large, out=large))
         matrix = np.empty((k, d, k, d), np.int64)
         for a, b, block in zip(*above, total.reshape(-1, d, d), strict=True):
@@ -82,8 +85,8 @@ def make_kronecker(left: NDArray[Any], right: NDArray[Any], scale: Array) -> Kro
     """
     left, left_exponent = scale_near_one(np.ascontiguousarray(left, dtype=np.float64))
     right, right_exponent = scale_near_one(np.ascontiguousarray(right))
-    sizes = _measure_grams(left) * _measure_grams(right) * (1 + 1e-9)
-    return Kronecker(left, right, np.ldexp(read_scale(scale), 2 * (left_exponent + right_exponent)), sizes)
+    scale = np.ldexp(read_scale(scale), 2 * (left_exponent + right_exponent))
+    return Kronecker(left, right, scale, _measure_grams(left), _measure_grams(right))
 
 
 def _measure_grams(rows: NDArray[Any]) -> Array:
