@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
-MOST_BYTES = 1_000_000  # more means that something slipped in: code alone is about 760,000
+MOST_BYTES = 1_000_000  # more means that something slipped in: code alone is about 940,000
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> None:
