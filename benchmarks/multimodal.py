@@ -44,8 +44,8 @@ def made(seed: int = 0) -> Pairs:
     return labelled(images.astype(np.float32), labels, texts.astype(np.float32), rows)
 
 
-def open_steps(pairs: Pairs, batch: int, steps: int) -> Callable[[], None]:
-    """The step without privacy, as anyone would write it."""
+def open_steps(pairs: Pairs, batch: int, steps: int, contrast: bool = False) -> Callable[[], None]:
+    """The step without privacy, as anyone would write it; `contrast` pairs with each other in place of the bank."""
     rows, targets = torch.from_numpy(pairs.table.X), torch.from_numpy(pairs.table.y.astype(np.int64))
     image, space = Projection(NUMBERS, DIM, 1), TextSpace(pairs.bank, DIM)
     optimiser = torch.optim.Adam(image.parameters(), lr=1e-3, betas=(0.9, 0.98))
@@ -55,7 +55,13 @@ def open_steps(pairs: Pairs, batch: int, steps: int) -> Callable[[], None]:
         for _ in range(steps):
             chosen = torch.randperm(USERS, generator=generator)[:batch]
             bank = normalise_rows(space(torch.from_numpy(pairs.bank)))
-            loss = cross_entropy(normalise_rows(image(rows[chosen])) @ bank.T / TEMPERATURE, targets[chosen])
+            texts = bank[targets[chosen]] if contrast else bank
+            logits = normalise_rows(image(rows[chosen])) @ texts.T / TEMPERATURE
+            if contrast:
+                own = torch.arange(batch)
+                loss = (cross_entropy(logits, own) + cross_entropy(logits.T, own)) / 2
+            else:
+                loss = cross_entropy(logits, targets[chosen])
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -85,9 +91,10 @@ def measure(pairs: Pairs, batch: int, steps: int, repeats: int) -> dict[str, flo
     that. Engines have as many threads as they like.
     """
     ways = {
-        "without privacy": open_steps(pairs, batch, steps),
+        "public bank, open": open_steps(pairs, batch, steps),
         "public bank": private_steps(pairs, batch, steps, "bank"),
-        "per-batch clipping": private_steps(pairs, batch, steps, "batch"),
+        "pairs with each other, open": open_steps(pairs, batch, steps, contrast=True),
+        "pairs with each other": private_steps(pairs, batch, steps, "batch"),
     }
     best, threads = dict.fromkeys(ways, float("inf")), torch.get_num_threads()
     torch.set_num_threads(1)
@@ -104,7 +111,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    print_ratios(measure(made(), args.batch, args.steps, args.repeats), "without privacy")
+    best = measure(made(), args.batch, args.steps, args.repeats)
+    for name in ("public bank", "pairs with each other"):
+        print_ratios({each: best[each] for each in (f"{name}, open", name)}, f"{name}, open")
 
 
 if __name__ == "__main__":

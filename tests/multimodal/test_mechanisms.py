@@ -24,7 +24,7 @@ from privrep.data.table import UserTable  # noqa: E402
 from privrep.errors import InputError  # noqa: E402
 from privrep.multimodal.mechanisms import bank as bank_module  # noqa: E402
 from privrep.multimodal.mechanisms.bank import BankStep  # noqa: E402
-from privrep.multimodal.mechanisms.batch import BatchStep, clip_loss  # noqa: E402
+from privrep.multimodal.mechanisms.batch import BatchStep, differentiate_clip_loss  # noqa: E402
 from privrep.multimodal.mechanisms.pairwise import InsideStep, check_inside  # noqa: E402
 from privrep.multimodal.pairs import Pairs  # noqa: E402
 from privrep.multimodal.towers import Layout, layout_of, make_towers, normalise_rows  # noqa: E402
@@ -330,6 +330,29 @@ def test_chunks_leave_the_gradient_what_it_is(kind, chunk):
     whole, few = (sent(batch_step(kind, 3, chunk=some), X, y).vector for some in (256, chunk))
     assert np.abs(whole).max() > 1e-3
     assert few == pytest.approx(whole, abs=32 * float(np.finfo(np.float32).eps) * float(np.abs(whole).max()))
+
+
+def clip_loss(images, texts, log_scale, cosine=True):
+    """The CLIP loss as PyTorch has it."""
+    lengths = images.norm(dim=1, keepdim=True)
+    logits = (images / lengths if cosine else images) @ (texts / texts.norm(dim=1, keepdim=True)).T * log_scale.exp()
+    own = torch.arange(len(logits))
+    return sum(torch.nn.functional.cross_entropy(each, own) for each in (logits, logits.T)) / 2
+
+
+@pytest.mark.parametrize("cosine", [True, False])
+@pytest.mark.parametrize("pairs", [2, 5, 40])
+def test_slopes_of_the_loss_in_closed_form_are_those_of_pytorch(pairs, cosine):
+    made = torch.Generator().manual_seed(pairs)
+    images, texts = (torch.randn(pairs, 6, generator=made).requires_grad_() for _ in range(2))
+    log_scale = torch.tensor(1.3, requires_grad=True)
+    expected = torch.autograd.grad(clip_loss(images, texts, log_scale, cosine), [images, texts, log_scale])
+    with torch.no_grad():
+        found = differentiate_clip_loss(images, texts, log_scale, cosine)
+        silent = differentiate_clip_loss(images * torch.tensor([0.0] + [1.0] * 5), texts * 0.0, log_scale, cosine)
+    for own, other in zip(found, expected, strict=True):
+        assert own.numpy() == pytest.approx(other.numpy(), rel=1e-4, abs=1e-6)
+    assert all(torch.isfinite(each).all() for each in silent)
 
 
 def test_the_loss_is_that_of_tables_of_similarities():

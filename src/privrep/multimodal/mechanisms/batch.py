@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from privrep.multimodal.towers import Layout, Towers, normalise_rows
 from privrep.nn.flat_module import FlatModule
@@ -77,9 +76,7 @@ class BatchStep:
                 torch.cat([part(flat, source[some]) for some in self._cut_chunks(len(rows))])
                 for part, flat, source in ((towers.image, image_weights, images), (towers.text, text_weights, texts))
             )
-        left, right, scale = a.requires_grad_(), b.requires_grad_(), torch.tensor(log_scale, requires_grad=True)
-        with torch.enable_grad():
-            slopes = torch.autograd.grad(clip_loss(left, right, scale, towers.cosine), [left, right, scale])
+            slopes = differentiate_clip_loss(a, b, torch.tensor(log_scale), towers.cosine)
         pieces = [
             self._pull_back(towers.image, image_weights, images, slopes[0]),
             self._pull_back(towers.text, text_weights, texts, slopes[1]),
@@ -112,8 +109,13 @@ class BatchStep:
         return released
 
 
-def clip_loss(images: Tensor, texts: Tensor, log_scale: Tensor, cosine: bool = True) -> Tensor:
-    """Return the mean over pairs of the cross-entropies of image to text and of text to image.
+def differentiate_clip_loss(
+    images: Tensor, texts: Tensor, log_scale: Tensor, cosine: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the slopes of the CLIP loss in images, texts and the logarithm of the scale, in closed form.
+
+    The loss is the mean over pairs of the cross-entropies of image to text and of text to image, halved. PyTorch keeps
+    several matrices of the size of all similarities to differentiate it. This takes two.
 
     Args:
         images: embeddings, (pairs, dim).
@@ -121,6 +123,18 @@ def clip_loss(images: Tensor, texts: Tensor, log_scale: Tensor, cosine: bool = T
         log_scale: the logarithm of the scale of similarities.
         cosine: whether embeddings of images count by their direction alone.
     """
-    logits = (normalise_rows(images) if cosine else images) @ normalise_rows(texts).T * log_scale.exp()
-    own = torch.arange(len(logits))
-    return (cross_entropy(logits, own) + cross_entropy(logits.T, own)) / 2
+    n, scale = len(images), log_scale.exp()
+    u, v = normalise_rows(images) if cosine else images, normalise_rows(texts)
+    logits = u @ v.T * scale
+    slopes = torch.softmax(logits, dim=1).add_(torch.softmax(logits, dim=0)).mul_(0.5 / n)
+    slopes.diagonal().sub_(1 / n)
+    of_scale = (slopes * logits).sum()
+    left, right = slopes @ v * scale, slopes.T @ u * scale
+    return _pull_through_norm(left, images, u) if cosine else left, _pull_through_norm(right, texts, v), of_scale
+
+
+def _pull_through_norm(slopes: Tensor, rows: Tensor, directions: Tensor) -> Tensor:
+    """Return slopes in rows, from slopes in their directions, (rows, dim) all; zero rows get zeros."""
+    lengths = rows.norm(dim=1, keepdim=True)
+    across = slopes - (slopes * directions).sum(dim=1, keepdim=True) * directions
+    return torch.where(lengths > 0, across / lengths, 0.0)
