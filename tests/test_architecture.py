@@ -151,12 +151,6 @@ def _opening(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 # named after CLIP: these clip nothing
 CLIP = {"clip_encoders", "differentiate_clip_loss", "DPClip", "ClipSettings", "ClipPlan"}
-    "clip_encoders",
-    "differentiate_clip_loss",
-    "DPClip",
-    "ClipSettings",
-    "ClipPlan",
-}  # named after CLIP: these clip nothing
 
 
 def _clipping(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -185,6 +185,13 @@ def normalise_rows(rows: Tensor) -> Tensor:
     return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
 
 
+def pull_through_directions(slopes: Tensor, rows: Tensor, directions: Tensor) -> Tensor:
+    """Return slopes in rows, from slopes in their directions, (rows, dim) all; zero rows get zeros."""
+    lengths = rows.norm(dim=1, keepdim=True)
+    across = slopes - (slopes * directions).sum(dim=1, keepdim=True) * directions
+    return torch.where(lengths > 0, across / lengths, 0.0)
+
+
 def _embed(part: FlatModule, flat: Tensor, rows: Singles, dim: int) -> Singles:
     """Return what an encoder makes of rows, (rows, dim), some at a time.
 

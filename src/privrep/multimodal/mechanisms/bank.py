@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from privrep.multimodal.towers import AT_ONCE, Layout, Towers, normalise_rows
+from privrep.multimodal.towers import AT_ONCE, Layout, Towers, normalise_rows, pull_through_directions
 from privrep.nn.flat_module import FlatModule
 from privrep.nn.ghost_clipping import capture, compute_gradients, find_layer_obstacle, join_groups
 from privrep.nn.threads import borrow_copy, one_thread, own_copy, rows_of
@@ -153,19 +153,28 @@ class BankStep:
             targets: the caption of each row, (rows,).
             shares: the weight of each row, (rows,).
         """
+        if b is None:
+            return self._differentiate_bank(a.detach(), scales.detach(), targets, shares)
         with torch.enable_grad():
-            left = a.detach().requires_grad_()
-            right = None if b is None else b.detach().requires_grad_()
+            left, right = a.detach().requires_grad_(), b.detach().requires_grad_()
             logits = self._compute_logits(left, self._bank, right, scales[:, None], targets)
             losses = _compute_losses(logits, targets) * shares
-            wanted = [left, scales] + ([] if right is None else [right])
-            found = torch.autograd.grad(losses.sum(), wanted)
+            found = torch.autograd.grad(losses.sum(), [left, scales, right])
         with torch.no_grad():
             chances = _differentiate_softmax(logits, targets, shares) if self._bank_learns else logits[:, :0]
             scaled = self._direct(left) * scales.exp()[:, None]
-        return _Slopes(
-            found[0], found[2] if right is not None else None, found[1], chances[:, : self.layout.free], scaled
-        )
+        return _Slopes(found[0], found[2], found[1], chances[:, : self.layout.free], scaled)
+
+    @torch.no_grad()
+    def _differentiate_bank(self, a: Tensor, scales: Tensor, targets: Tensor, shares: Tensor) -> _Slopes:
+        """Return what `_differentiate_loss` does where all captions are the bank's: in closed form."""
+        u, factor = self._direct(a), scales.exp()[:, None]
+        scaled = u * factor
+        logits = u @ self._bank.T * factor
+        slopes = _differentiate_softmax(logits, targets, shares)
+        left = slopes @ self._bank * factor
+        image = pull_through_directions(left, a, u) if self.towers.cosine else left
+        return _Slopes(image, None, (slopes * logits).sum(dim=1), slopes[:, : self.layout.free], scaled)
 
     def _direct(self, images: Tensor) -> Tensor:
         """Return embeddings of images as they count: their directions, or the embeddings themselves."""

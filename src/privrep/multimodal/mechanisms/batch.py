@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privrep.multimodal.towers import Layout, Towers, normalise_rows
+from privrep.multimodal.towers import Layout, Towers, normalise_rows, pull_through_directions
 from privrep.nn.flat_module import FlatModule
 from privrep.nn.threads import rows_of
 from privrep.privacy.bounds import Contributions
@@ -130,11 +130,8 @@ def differentiate_clip_loss(
     slopes.diagonal().sub_(1 / n)
     of_scale = (slopes * logits).sum()
     left, right = slopes @ v * scale, slopes.T @ u * scale
-    return _pull_through_norm(left, images, u) if cosine else left, _pull_through_norm(right, texts, v), of_scale
-
-
-def _pull_through_norm(slopes: Tensor, rows: Tensor, directions: Tensor) -> Tensor:
-    """Return slopes in rows, from slopes in their directions, (rows, dim) all; zero rows get zeros."""
-    lengths = rows.norm(dim=1, keepdim=True)
-    across = slopes - (slopes * directions).sum(dim=1, keepdim=True) * directions
-    return torch.where(lengths > 0, across / lengths, 0.0)
+    return (
+        pull_through_directions(left, images, u) if cosine else left,
+        pull_through_directions(right, texts, v),
+        of_scale,
+    )
