@@ -15,7 +15,6 @@ from privrep.errors import InputError
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, UserContributions
 from privrep.privacy.grid import (
     as_integers,
-    count_rounded,
     measure_rounding,
     root_step,
     round_weighted,
@@ -64,21 +63,13 @@ class SparseMoments(UserContributions):
     def grid_sum(self, weights: Array, step: float) -> Integers:
         d, factors = self.features, np.sqrt(weights) / root_step(step)
         roots = round_weighted(self.values, factors[self.user])
-        upper, pending, mass = np.zeros(d * d, np.int64), np.zeros(d * d), 0.0
+        total = np.zeros(d * d, np.int64)
         for first, other in self._pair_up():
-            products = roots[first] * roots[other]
-            places, more = self.column[first] * d + self.column[other], float(np.abs(products).sum())
-            if more > 2.0**52:
-                upper += count_rounded(places, products, d * d)
-                continue
-            if mass + more > 2.0**52:  # float64 is exact up to here
-                upper += as_integers(pending)
-                pending[:], mass = 0.0, 0.0
-            pending += np.bincount(places, products, minlength=d * d)
-            mass += more
-        upper += as_integers(pending)
-        total = upper.reshape(d, d)
-        total = total + np.triu(total, 1).T
+            i, j = self.column[first], self.column[other]
+            products, apart = (roots[first] * roots[other]).astype(np.int64), first != other
+            np.add.at(total, i * d + j, products)
+            np.add.at(total, (j * d + i)[apart], products[apart])
+        total = total.reshape(d, d)
         for rows in self._make_dense(roots):
             total += as_integers(rows.T @ rows)
         return total.reshape(-1)
