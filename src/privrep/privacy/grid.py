@@ -32,7 +32,7 @@ STEPS_PER_BOUND = 36  # log2 of the steps of a bound, but for one up or down
 PORTION = 1 << 15  # users whose clipped contributions float64 adds up exactly
 CANCELLING = 1 << 9  # the same where a user's terms may be 64 times longer than their sum
 MAX_INT64_USERS = 1 << 25  # whose sums fit 63 bits
-_IN_CACHE = 1 << 16  # numbers that are rounded at a time
+_IN_CACHE = 1 << 15  # numbers that are rounded at a time
 
 
 def grid_step(bound: float) -> float:
