@@ -63,16 +63,16 @@ class SparseMoments(UserContributions):
     def grid_sum(self, weights: Array, step: float) -> Integers:
         d, factors = self.features, np.sqrt(weights) / root_step(step)
         roots = round_weighted(self.values, factors[self.user])
-        total = np.zeros(d * d, np.int64)
+        total = np.zeros((d, d), np.int64)
+        flat = total.reshape(-1)  # the same numbers
         for first, other in self._pair_up():
             i, j = self.column[first], self.column[other]
             products, apart = (roots[first] * roots[other]).astype(np.int64), first != other
-            np.add.at(total, i * d + j, products)
-            np.add.at(total, (j * d + i)[apart], products[apart])
-        total = total.reshape(d, d)
+            np.add.at(flat, i * d + j, products)
+            np.add.at(flat, (j * d + i)[apart], products[apart])
         for rows in self._make_dense(roots):
             total += as_integers(rows.T @ rows)
-        return total.reshape(-1)
+        return flat
 
     @cached_property
     def _counts(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
