@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PLACES = [ROOT, ROOT / "src", ROOT / "src" / "privrep", *sorted(path for path in (ROOT / "tests").iterdir())]
 LONGEST_LINE, LONGEST_SENTENCE = 120, 25
-NEEDS = {"federated.md": "flwr", "multimodal.md": "transformers", "neural.md": "transformers"}
+NEEDS = {"deploy.md": "flwr", "federated.md": "flwr", "multimodal.md": "transformers", "neural.md": "transformers"}
 NOT_HERE = {  # commands that documents show and that do not run here, by how they begin
     "pip install": "it installs",
     "git show": "a copy of the sources need not have a history",

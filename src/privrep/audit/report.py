@@ -29,7 +29,7 @@ class Request:
     budget       promise to audit; of a model, the model's.
     kinds        of releases; None for all that there are.
     canaries     of each kind.
-    confidence   with which all lower bounds of the audit hold together.
+    confidence   with which all lower bounds hold together, but for the controls' bounds.
     of           folder of a model; None for no model.
     minutes      of the audit of a whole fit; None for no fit.
     """

@@ -37,7 +37,7 @@ def audit(
     delta: Annotated[float, typer.Option(help="Promise to audit, second part.")] = 1e-6,
     relation: Relations = "replace-one-user",
     canaries: Annotated[int, typer.Option(help="Made-up users of each kind of release.")] = 1 << 16,
-    confidence: Annotated[float, typer.Option(help="Chance that no lower bound is false.")] = 0.99,
+    confidence: Annotated[float, typer.Option(help="Chance that no lower bound of an honest release is false.")] = 0.99,
     full: Annotated[bool, flag("--full", help="Audit a whole small fit, too: in two worlds, many times.")] = False,
     minutes: Annotated[float, typer.Option(help="With --full: how long it takes.")] = 10.0,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="JSON file for what was found.")] = None,
@@ -69,7 +69,7 @@ def audit(
 def _show(found: Audit) -> None:
     """Print what was found of each kind."""
     table = Table(
-        title=f"epsilon at delta {found.budget.delta:g}; all bounds hold with a chance of {found.confidence:g}"
+        title=f"epsilon at delta {found.budget.delta:g}; bounds of releases all hold with a chance of {found.confidence:g}"
     )
     for column in ("", "claimed", "at least", "by", "control", "at least", "caught", "time"):
         table.add_column(column, no_wrap=True)
