@@ -69,7 +69,8 @@ def audit(
 def _show(found: Audit) -> None:
     """Print what was found of each kind."""
     table = Table(
-        title=f"epsilon at delta {found.budget.delta:g}; bounds of releases all hold with a chance of {found.confidence:g}"
+        title=f"epsilon at delta {found.budget.delta:g}; "
+        f"all bounds but the controls' hold with a chance of {found.confidence:g}"
     )
     for column in ("", "claimed", "at least", "by", "control", "at least", "caught", "time"):
         table.add_column(column, no_wrap=True)
