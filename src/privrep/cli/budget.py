@@ -293,4 +293,4 @@ def make_goal_table(goals: list[Goal], users: int | None, whole: Budget, error: 
 
 def say_count(users: int | None) -> str:
     """Return a number of users in words of a table."""
-    return "more than one fit takes" if users is None else f"{users:,}"
+    return "more than there are people" if users is None else f"{users:,}"

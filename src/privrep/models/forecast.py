@@ -35,6 +35,7 @@ from privrep.linear.choice import STRONG, UNKNOWN
 from privrep.linear.families import LEGIBLE
 from privrep.linear.numbers import MOST_ALL
 from privrep.models.planning import (
+    MOST_PEOPLE,
     NUMBERS,
     Plan,
     PlanningProblem,
@@ -43,7 +44,6 @@ from privrep.models.planning import (
     predict_direction_error,
     predict_few_rows_error,
 )
-from privrep.privacy.bounds import MAX_USERS
 from privrep.privacy.ledger import Budget
 
 
@@ -284,7 +284,7 @@ class Goal:
 
     goal: str
     gain: float
-    users: int | None  # None: more than one fit takes
+    users: int | None  # None: more than there are people
     epsilon: float | None  # None: no number of users was given, or no epsilon up to `MOST_EPSILON` is enough
 
 
@@ -324,7 +324,7 @@ def find_goals_by(predict: Predict, budget: Budget, users: int | None, wanted: f
         users: how many there are; None: not known.
         wanted: a gain of one's own; None: no other goal.
     """
-    most = predict(MAX_USERS, budget).most
+    most = predict(int(MOST_PEOPLE), budget).most
     goals = {f"{part:.0%} of what a mixed model without privacy gains": part * most for part in PARTS}
     if wanted is not None:
         goals["the gain that is asked for"] = wanted
@@ -348,7 +348,7 @@ def find_users(problem: PlanningProblem, budget: Budget, gain: float) -> int | N
 
 
 def _find_fewest_users(predict: Predict, budget: Budget, gain: float) -> int | None:
-    """Return the fewest users for which the forecast reaches this gain; None: more than one fit takes."""
+    """Return the fewest users for which the forecast reaches this gain; None: more than there are people."""
     return find_fewest_users(lambda users: predict(users, budget).gain >= gain)
 
 

@@ -30,7 +30,6 @@ from privrep.linear.alternation import FOR_CLASSES, FOR_NUMBERS, AlternationSett
 from privrep.linear.labels import HEADS, LabelsSettings
 from privrep.linear.numbers import NumbersSettings
 from privrep.privacy.accounting import compute_epsilon
-from privrep.privacy.bounds import MAX_USERS
 from privrep.privacy.events import Gaussian, Relation
 from privrep.privacy.ledger import Budget, noise_multiplier
 
@@ -247,9 +246,12 @@ def find_sensitivity_factor(relation: Relation) -> float:
     return 2.0 if relation == "replace-one-user" else 1.0
 
 
+MOST_PEOPLE = 1e10  # there are no more users in the world: a plan that needs more is none
+
+
 def find_fewest_users(reached: Callable[[float], bool]) -> int | None:
-    """Return the fewest users with which a goal is reached, rounded up to two digits; None: more than one fit takes."""
-    low, high = 1.0, float(MAX_USERS)
+    """Return the fewest users who reach a goal, rounded up to two digits; None: more than there are people."""
+    low, high = 1.0, MOST_PEOPLE
     if not reached(high):
         return None
     while high / low > 1.01:
@@ -260,7 +262,7 @@ def find_fewest_users(reached: Callable[[float], bool]) -> int | None:
 
 
 def users_needed(problem: PlanningProblem, budget: Budget, error: float) -> int | None:
-    """Return the fewest users for which the predicted error of U is at most `error`; None: more than one fit takes.
+    """Return the fewest users for which the predicted error of U is at most `error`; None: more than there are people.
 
     Args:
         problem: what is known without looking at the data.
