@@ -332,6 +332,30 @@ def test_chunks_leave_the_gradient_what_it_is(kind, chunk):
     assert few == pytest.approx(whole, abs=32 * float(np.finfo(np.float32).eps) * float(np.abs(whole).max()))
 
 
+class Remembers(nn.Module):
+    """A module that adds what it gave before, once it is on: a check when it is made would see it."""
+
+    before, on = 0.0, False
+
+    def forward(self, rows):
+        found = rows + self.before
+        if self.on:
+            self.before = found.detach().mean()
+        return found
+
+
+def test_a_module_that_remembers_carries_nothing_to_the_next_users(monkeypatch):
+    towers = make_towers(started(nn.Linear(IMAGE, DIM), Remembers()), encoders("frozen texts")[1], IMAGE, TEXT)
+    step = BankStep(towers, towers.weights(TEMPERATURE), Layout(IMAGE, 0, BANK), TEMPERATURE, 2)
+    X, y = crowd(2, False)
+    assert step.by_layers
+    monkeypatch.setattr(Remembers, "on", True)
+    alone = vectors(sent(step, X, y), USERS)
+    sent(step, *crowd(2, False, seed=5))
+    assert np.array_equal(vectors(sent(step, X, y), USERS), alone)
+    assert alone.any()
+
+
 def clip_loss(images, texts, log_scale, cosine=True):
     """The CLIP loss as PyTorch has it."""
     lengths = images.norm(dim=1, keepdim=True)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from privrep.errors import InputError
 from privrep.multimodal.pairs import Pairs
 from privrep.nn.flat_module import FlatModule, check_module, try_module
-from privrep.nn.threads import borrow_copy
+from privrep.nn.threads import own_copy
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Vectors
@@ -201,8 +201,9 @@ def _embed(part: FlatModule, flat: Tensor, rows: Singles, dim: int) -> Singles:
         rows: (rows, numbers).
         dim: of embeddings.
     """
-    with borrow_copy(part) as own, torch.no_grad():  # other threads' steps must not find these weights in the module
-        some = [own(flat, torch.from_numpy(rows[start : start + AT_ONCE])) for start in range(0, len(rows), AT_ONCE)]
+    part = own_copy(part)  # steps of other threads copy the module, which must not hold these weights meanwhile
+    with torch.no_grad():
+        some = [part(flat, torch.from_numpy(rows[start : start + AT_ONCE])) for start in range(0, len(rows), AT_ONCE)]
     return np.asarray(torch.cat(some).numpy() if some else np.zeros((0, dim), np.float32))
 
 

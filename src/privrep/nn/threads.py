@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from numpy.typing import NDArray
@@ -54,32 +53,12 @@ def one_thread() -> Iterator[None]:
 def own_copy(part: FlatModule) -> FlatModule:
     """Return the part with a module of its own, its tensors shared: threads must not share a module.
 
-    A call of a part swaps weights into its module, where another thread's call would find them.
+    A call of a part swaps weights into its module, where another thread's call would find them. The copy is for one
+    call of a step: a module that remembers something must not carry it to the next users.
     """
     module = part.module
     shared: dict[int, Any] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     return FlatModule(copy.deepcopy(module, shared))
-
-
-_idle: WeakKeyDictionary[torch.nn.Module, list[FlatModule]] = WeakKeyDictionary()  # copies that nobody uses now
-
-
-@contextmanager
-def borrow_copy(part: FlatModule) -> Iterator[FlatModule]:
-    """Give the block what `own_copy` returns, and keep it for the next block: a copy takes longer than a small step.
-
-    A copy that an error left behind is thrown away. So is one whose module has changed its mode since.
-    """
-    module = part.module
-    with _lock:
-        kept = _idle.setdefault(module, [])
-        own = kept.pop() if kept else None
-    modes = [layer.training for layer in module.modules()]
-    if own is None or [layer.training for layer in own.module.modules()] != modes:
-        own = own_copy(part)
-    yield own
-    with _lock:
-        kept.append(own)
 
 
 def rows_of(X: NDArray[Any]) -> Tensor:

@@ -35,7 +35,7 @@ from torch.func import grad, vmap
 from privrep.multimodal.towers import AT_ONCE, Layout, Towers, normalise_rows, pull_through_directions
 from privrep.nn.flat_module import FlatModule
 from privrep.nn.ghost_clipping import capture, compute_gradients, find_layer_obstacle, join_groups
-from privrep.nn.threads import borrow_copy, one_thread, own_copy, rows_of
+from privrep.nn.threads import one_thread, own_copy, rows_of
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Concatenated, Products, Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch
@@ -123,18 +123,18 @@ class BankStep:
         """
         users, (image_weights, text_weights, log_scale) = len(X), self._pieces
         rows, parts = rows_of(X).flatten(0, 1), list[Contributions]()
-        with borrow_copy(self.towers.image) as image, borrow_copy(self.towers.text) as text:
-            with capture(image) as seen_images:
-                a = image(image_weights, self.layout.take_images(rows))
-            words = self._find_texts(rows, targets)
-            with capture(text) as seen_texts:
-                b = None if words is None else text(text_weights, words)
-            scales = torch.full((len(rows),), log_scale, requires_grad=True)
-            slope = self._differentiate_loss(a, b, scales, targets, shares)
-            if image.size:
-                parts += join_groups(image, [compute_gradients(image, seen_images, a, slope.image, users)])
-            if self._own_texts and b is not None and slope.text is not None:
-                parts += join_groups(text, [compute_gradients(text, seen_texts, b, slope.text, users)])
+        image, text = own_copy(self.towers.image), own_copy(self.towers.text)
+        with capture(image) as seen_images:
+            a = image(image_weights, self.layout.take_images(rows))
+        words = self._find_texts(rows, targets)
+        with capture(text) as seen_texts:
+            b = None if words is None else text(text_weights, words)
+        scales = torch.full((len(rows),), log_scale, requires_grad=True)
+        slope = self._differentiate_loss(a, b, scales, targets, shares)
+        if image.size:
+            parts += join_groups(image, [compute_gradients(image, seen_images, a, slope.image, users)])
+        if self._own_texts and b is not None and slope.text is not None:
+            parts += join_groups(text, [compute_gradients(text, seen_texts, b, slope.text, users)])
         if self._bank_learns:
             parts.append(Products(_group_by_user(slope.chances, users), _group_by_user(slope.scaled, users)))
         if self.towers.learn_scale:
