@@ -7,18 +7,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
 
 from privrep.data.missing import fill_missing
 from privrep.data.sparse import SparseRows
 from privrep.data.table import UserTable
 from privrep.errors import InputError
+from privrep.local.cores import find_libraries
 from privrep.privacy.bounds import (
     Bound,
     BoundedSum,
@@ -148,27 +147,17 @@ def map_blocks(
     workers = performance.workers
     _keep_freed_memory()
     if workers == 1:  # a thread of its own would cost more than a small block
-        with _find_libraries(len(sys.modules)).limit(limits=1, user_api="blas"):
+        with find_libraries(len(sys.modules)).limit(limits=1, user_api="blas"):
             yield from map(function, blocks)
         return
     waiting: deque[Future[Result]] = deque()
-    with _find_libraries(len(sys.modules)).limit(limits=1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
+    with find_libraries(len(sys.modules)).limit(limits=1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
         for block in blocks:
             waiting.append(pool.submit(function, block))
             if len(waiting) > 2 * workers:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-
-
-@lru_cache(maxsize=1)
-def _find_libraries(modules: int) -> ThreadpoolController:
-    """Return the libraries with threads of their own.
-
-    Looking for them takes longer than a small pass. So it is done again only when another number of modules was
-    imported.
-    """
-    return ThreadpoolController()
 
 
 def _keep_freed_memory() -> None:
