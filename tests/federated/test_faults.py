@@ -252,15 +252,21 @@ WRONG: dict[str, tuple[Callable[[Answer], RecordDict], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_answer_is_left_out_and_the_next_one_counts(name: str, files: list[Path], tmp_path: Path) -> None:
-    spoil, words = WRONG[name]
+def spoil_first(spoil: Any) -> Any:
+    """A fault that spoils the first answer of node b."""
 
     def fault(passed: Passed, question: dict[str, Any]) -> RecordDict:
         wrong = passed.node == "b" and question["number"] == 1
         return spoil(Answer.from_record(passed.content)) if wrong else passed.content
 
-    with federation(TASK, files, tmp_path, fault=fault) as fed:
+    return fault
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_answer_is_left_out_and_the_next_one_counts(name: str, files: list[Path], tmp_path: Path) -> None:
+    spoil, words = WRONG[name]
+
+    with federation(TASK, files, tmp_path, fault=spoil_first(spoil)) as fed:
         users = fed.engine()
         assert np.array_equal(asked(users), total(fed, "ac"))
         assert fed.heard("question 1: b")
@@ -649,11 +655,7 @@ WRONG_NOISY: dict[str, tuple[Callable[[Answer], RecordDict], str]] = {
 def test_a_wrong_noisy_answer_is_left_out_and_the_next_one_counts(name: str, files: list[Path], tmp_path: Path) -> None:
     spoil, words = WRONG_NOISY[name]
 
-    def fault(passed: Passed, question: dict[str, Any]) -> RecordDict:
-        wrong = passed.node == "b" and question["number"] == 1
-        return spoil(Answer.from_record(passed.content)) if wrong else passed.content
-
-    with noisy(files, tmp_path, share=2, fault=fault) as fed:
+    with noisy(files, tmp_path, share=2, fault=spoil_first(spoil)) as fed:
         users: Any = fed.engine()
         two, three = (
             users.noisy_sums(page, STEP, QUERIES, "replace-one-user")["sizes"].sigma for page in ("page-1", "page-2")
