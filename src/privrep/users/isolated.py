@@ -53,9 +53,8 @@ class IsolatedUsers:
         chosen = among.members(users) if isinstance(among, Sample) else np.ones(users, bool)
         self._check_public(step, bounds)
         sums = self._sum_users(step, bounds, among, chosen)
-        check_sums(
-            bounds, {key: one.exact_numbers for key, one in sums.items()}, users
-        )  # as the server will, before any noise
+        numbers = {key: one.exact_numbers for key, one in sums.items()}
+        check_sums(bounds, numbers, users)  # as the server will, and before there is noise on them
         return sums
 
     def _sum_users(
@@ -138,6 +137,7 @@ def _sum_one_by_one(
 
 
 REACH = 40.0  # standard deviations that a node's noise may have in a coordinate
+ROOM = 2.0**-46  # for a sum of users of whom each was measured: the length of the sum is rounded, too
 
 
 def check_sums(
@@ -168,7 +168,8 @@ def check_sums(
                 raise InputError(f"its {key!r} are not losses of {users:,} users")
             continue
         sigma = 0.0 if sigmas is None else sigmas[key]
-        most = users * bound.reach + sigma * (math.sqrt(bound.size) + REACH)
+        room = 1.0 if users == 1 else 1 + ROOM
+        most = users * bound.reach * room + sigma * (math.sqrt(bound.size) + REACH)
         scale = float(np.abs(total).max())
         length = 0.0 if scale == 0 else scale * float(np.linalg.norm(total / scale))
         if not length <= most:

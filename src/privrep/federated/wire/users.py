@@ -6,8 +6,8 @@ Formal guarantee, with honest nodes and C the bound of a user's contribution:
   is on, nor on the order of answers.
 * A node that does not answer counts as users who send zeros. Noise and divisors are public constants, so that costs
   accuracy, not privacy.
-* A dishonest node of m users can move a sum by m times the bound's reach, and no further. Longer sums, other shapes and
-  numbers that are not finite are refused.
+* A dishonest node of m users can move a sum by m times the bound's reach, but for rounding, and no further. Longer
+  sums, other shapes and numbers that are not finite are refused.
 """
 
 from __future__ import annotations
